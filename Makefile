@@ -1,0 +1,51 @@
+# make demo   set up, train a network on the digits, measure it, rescale it, measure again
+# make test   set up, run every test and doctest
+# make lint   formatting, style and types
+# make bench  time products and estimators beside peers (see docs/performance.md)
+# make docs   regenerate the pages made from the registry
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check -q install -c constraints.txt
+
+.PHONY: demo test lint bench docs clean
+.DELETE_ON_ERROR:
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e ".[data]"
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -e ".[dev]"
+	@touch $@ $(VENV)/.run
+
+# Peers bring dependencies that do not import beside a CPU-only torch, so they come without them;
+# a peer that cannot be installed is skipped by the benchmark, not fatal.
+$(VENV)/.bench: $(VENV)/.dev
+	$(PIP) -r benchmarks/peers-requirements.txt
+	$(PIP) --no-deps -r benchmarks/peers.txt
+	@touch $@
+
+demo: $(VENV)/.run
+	$(BIN)/flatgauge demo
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -q
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+bench: $(VENV)/.bench
+	$(BIN)/python -m benchmarks.products
+
+docs: $(VENV)/.dev
+	$(BIN)/flatgauge catalogue --markdown > docs/catalogue.md
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache

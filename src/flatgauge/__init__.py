@@ -1,0 +1,42 @@
+"""How flat is the minimum of a trained network, whatever way it is written?
+
+import flatgauge as fg
+
+surface = fg.LossSurface(model, "cross_entropy", loader)
+print(fg.measure(surface))
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from flatgauge.datasets import load_dataset
+    from flatgauge.estimators import Estimate
+    from flatgauge.measures import catalogue
+    from flatgauge.measuring import measure
+    from flatgauge.report import Report
+    from flatgauge.surface import LossSurface
+
+# Names are looked up at first use, so that the command line answers before torch is loaded.
+_HOMES = {
+    "Estimate": "estimators",
+    "LossSurface": "surface",
+    "Report": "report",
+    "catalogue": "measures",
+    "load_dataset": "datasets",
+    "measure": "measuring",
+}
+
+__all__ = ["Estimate", "LossSurface", "Report", "catalogue", "load_dataset", "measure"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, *globals()])

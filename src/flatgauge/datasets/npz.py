@@ -1,0 +1,132 @@
+"""A user's own arrays, from an `.npz` file."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flatgauge.datasets.samples import from_bytes, within
+
+PAIRS = (("inputs", "targets"), ("x", "y"))
+_DAMAGE = (ValueError, OSError, EOFError, KeyError, zlib.error, zipfile.BadZipFile)
+
+
+def load_npz(path: str, *, split: str, limit: int | None) -> tuple[Tensor, Tensor]:
+    """Read inputs and targets from an `.npz` file.
+
+    Looked for are `inputs_SPLIT` and `targets_SPLIT`, or `x_SPLIT` and `y_SPLIT`, then, for
+    the split ``"train"``, the same names without it. Shapes are left as they are. Inputs of
+    dtype uint8 are taken for images and divided by 255, as the built-in sets are; other whole
+    numbers (token ids) become int64, floats become float32. Targets become int64, or float32 if
+    they are floats.
+
+    Args:
+        path: The file.
+        split: Which part of it.
+        limit: Take only the first so many.
+
+    Returns:
+        Inputs and targets.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If it does not hold such arrays.
+    """
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise FileNotFoundError(
+            f"`{path}` is not a file, seen from `{Path.cwd()}`; needed is an `.npz`, as "
+            f"`numpy.savez` writes it; check the path."
+        )
+    inputs, targets = _read(file, split)
+    if not inputs.ndim or not targets.ndim or len(inputs) != len(targets) or not len(inputs):
+        raise ValueError(
+            f"`{path}` has inputs of shape {inputs.shape}, targets of shape {targets.shape}; "
+            f"needed is one target per input along the first axis, and at least one."
+        )
+    taken = within(limit, len(inputs), f"`{path}`")
+    return _inputs(inputs[:taken]), _targets(targets[:taken])
+
+
+def _read(path: Path, split: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """Read the two arrays, whatever they are called."""
+    try:
+        archive = np.load(path, allow_pickle=False)
+    except _DAMAGE as error:
+        raise ValueError(_damaged(path, error)) from error
+    if not isinstance(archive, np.lib.npyio.NpzFile):
+        raise ValueError(
+            f"`{path}` holds one array without a name; needed are inputs and targets; write it "
+            f"with `numpy.savez(path, inputs=..., targets=...)`."
+        )
+    with archive:
+        left, right = _names(list(archive), split, path)
+        return _array(archive, left, path), _array(archive, right, path)
+
+
+def _array(archive: Mapping[str, Any], name: str, path: Path) -> np.ndarray[Any, Any]:
+    """Read one array of numbers."""
+    try:
+        array = np.asarray(archive[name])
+    except _DAMAGE as error:
+        if "Object arrays" in str(error):
+            raise ValueError(_not_numbers(path, name, "object")) from error
+        raise ValueError(_damaged(path, error)) from error
+    if array.dtype.kind not in "biuf":
+        raise ValueError(_not_numbers(path, name, str(array.dtype)))
+    return array
+
+
+def _names(found: list[str], split: str, path: Path) -> tuple[str, str]:
+    """Choose the names of the pair for a split."""
+    pairs = [(f"{left}_{split}", f"{right}_{split}") for left, right in PAIRS]
+    plain = [pair for pair in PAIRS if set(pair) <= set(found)]
+    usable = [pair for pair in pairs if set(pair) <= set(found)]
+    usable += plain if split == "train" else []
+    if usable:
+        return usable[0]
+    looked = ", ".join(f"`{left}`/`{right}`" for left, right in [*pairs, *PAIRS])
+    there = ", ".join(f"`{name}`" for name in found) or "nothing"
+    if plain:
+        raise ValueError(
+            f"`{path}` holds {there} and no split {split!r}; leave `split` out to take what "
+            f"there is, or store the split under one of {looked}."
+        )
+    raise ValueError(
+        f"`{path}` holds {there}; needed is one of the pairs {looked}; rename the arrays."
+    )
+
+
+def _inputs(array: np.ndarray[Any, Any]) -> Tensor:
+    """Turn an array into inputs of a model."""
+    if array.dtype == np.uint8:
+        return from_bytes(array)
+    return torch.from_numpy(array.astype(np.int64 if array.dtype.kind in "iu" else np.float32))
+
+
+def _targets(array: np.ndarray[Any, Any]) -> Tensor:
+    """Turn an array into targets of a loss."""
+    return torch.from_numpy(array.astype(np.float32 if array.dtype.kind == "f" else np.int64))
+
+
+def _damaged(path: Path, error: Exception) -> str:
+    """Say that a file is not a whole `.npz`."""
+    return (
+        f"`{path}` is cut short or not an `.npz` ({type(error).__name__}: {error}); needed is "
+        f"what `numpy.savez` writes; save it again."
+    )
+
+
+def _not_numbers(path: Path, name: str, dtype: str) -> str:
+    """Say that an array cannot be data."""
+    return (
+        f"`{name}` in `{path}` is an array of dtype {dtype}; needed are numbers; convert it, "
+        f"for example with `.astype('float32')`, and save it again."
+    )

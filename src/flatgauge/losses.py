@@ -1,0 +1,294 @@
+"""Losses as sums over samples with a denominator of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+#: The label that PyTorch and Hugging Face leave out of a loss.
+IGNORED = -100
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A mean loss, taken apart: the mean over a data set is the sum of totals / sum of counts.
+
+    Attributes:
+        name: How it is called in reports.
+        total: The sum of the loss over a chunk, from the model's output and the target.
+        count: What that sum is divided by; None where it is still to be found.
+        check: Refuses targets that do not fit the output.
+        own: Whether the model computes the loss itself (`output.loss`).
+    """
+
+    name: str
+    total: Callable[[Any, Any], Tensor]
+    count: Callable[[Any], float] | None
+    check: Callable[[Any, Any], None] = lambda output, target: None
+    own: bool = False
+
+
+def prediction(output: Any) -> Tensor:
+    """The tensor that a named loss compares: the output, its `logits`, or its first item.
+
+    Args:
+        output: What the model returned.
+
+    Returns:
+        The tensor.
+
+    Raises:
+        TypeError: If there is no such tensor.
+    """
+    if isinstance(output, Tensor):
+        return output
+    candidate = getattr(output, "logits", None)
+    if candidate is None and isinstance(output, Mapping):
+        candidate = output.get("logits")
+    if candidate is None and isinstance(output, (tuple, list)) and output:
+        candidate = output[0]
+    if not isinstance(candidate, Tensor):
+        raise TypeError(
+            f"the model returns a {type(output).__name__} with no `logits`; a named loss needs a "
+            "tensor. Pass `loss=` a callable (output, target) -> mean loss that takes it apart."
+        )
+    return candidate
+
+
+def _labels(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Bring logits and class labels to the shapes (M, C) and (M,) or (M, C) of torch."""
+    if target.is_floating_point():
+        return logits, target
+    fits = logits.shape[:1] + logits.shape[2:] == target.shape
+    if not fits and logits.shape[:-1] == target.shape:  # (N, T, C): one label per position
+        logits, target = logits.flatten(0, -2), target.flatten()
+    return logits, target.long()
+
+
+def cross_entropy(
+    *, weight: Tensor | None = None, ignore_index: int = IGNORED, label_smoothing: float = 0.0
+) -> Loss:
+    """Softmax cross-entropy of logits (N, C), (N, C, ...) or (N, T, C)."""
+
+    def total(output: Any, target: Tensor) -> Tensor:
+        logits, labels = _labels(prediction(output), target)
+        return F.cross_entropy(
+            logits,
+            labels,
+            weight=None if weight is None else weight.to(logits),
+            ignore_index=ignore_index,
+            label_smoothing=label_smoothing,
+            reduction="sum",
+        )
+
+    def count(target: Tensor) -> float:
+        return _label_count(target, weight, ignore_index)
+
+    def check(output: Any, target: Any) -> None:
+        _check_labels("cross_entropy", prediction(output), target, ignore_index)
+
+    return Loss("cross_entropy", total, count, check)
+
+
+def nll(*, weight: Tensor | None = None, ignore_index: int = IGNORED) -> Loss:
+    """Negative log-likelihood of log-probabilities, for models that end in log-softmax."""
+
+    def total(output: Any, target: Tensor) -> Tensor:
+        logs, labels = _labels(prediction(output), target)
+        scale = None if weight is None else weight.to(logs)
+        return F.nll_loss(logs, labels, weight=scale, ignore_index=ignore_index, reduction="sum")
+
+    def count(target: Tensor) -> float:
+        return _label_count(target, weight, ignore_index)
+
+    def check(output: Any, target: Any) -> None:
+        _check_labels("nll", prediction(output), target, ignore_index)
+
+    return Loss("nll", total, count, check)
+
+
+def _label_count(target: Tensor, weight: Tensor | None, ignore_index: int) -> float:
+    """The denominator that torch uses for class labels or class probabilities."""
+    if target.is_floating_point():
+        return target.numel() / target.shape[1]
+    kept = target[target != ignore_index]
+    if weight is None:
+        return float(kept.numel())
+    return float(weight.double().cpu()[kept.long().cpu()].sum())
+
+
+def _check_labels(name: str, logits: Tensor, target: Any, ignore_index: int) -> None:
+    """Refuse labels that torch would answer with an index error, or silently misread."""
+    if not isinstance(target, Tensor) or logits.dim() < 2:
+        raise ValueError(
+            f"`loss={name!r}` needs outputs of shape (N, classes) and a tensor of labels, but got "
+            f"outputs of shape {tuple(logits.shape)} and a {type(target).__name__} as targets."
+        )
+    if target.is_floating_point():
+        if target.shape != logits.shape:
+            raise ValueError(
+                f"`loss={name!r}` got {target.dtype} targets of shape {tuple(target.shape)} for "
+                f"outputs of shape {tuple(logits.shape)}; give integer class labels of shape (N,) "
+                "or class probabilities of the outputs' shape, or use `loss='mse'`."
+            )
+        return
+    shaped, labels = _labels(logits, target)
+    classes = shaped.shape[1]
+    if shaped.shape[:1] + shaped.shape[2:] != labels.shape:
+        raise ValueError(
+            f"`loss={name!r}` got labels of shape {tuple(target.shape)} for outputs of shape "
+            f"{tuple(logits.shape)}; labels need the outputs' shape without the class dimension."
+        )
+    if classes == 1:
+        raise ValueError(
+            f"`loss={name!r}` over one class is the constant 0 and has no curvature; use "
+            "`loss='binary_cross_entropy'` for one logit, or give the model one output per class."
+        )
+    kept = labels[labels != ignore_index]
+    if kept.numel() and (int(kept.min()) < 0 or int(kept.max()) >= classes):
+        raise ValueError(
+            f"labels run from {int(kept.min())} to {int(kept.max())}, but the model has "
+            f"{classes} outputs, so labels must lie in 0..{classes - 1} (or be {ignore_index} to "
+            "be ignored); check the model's last layer and the labels."
+        )
+
+
+def elementwise(name: str, function: Callable[..., Tensor], **options: Any) -> Loss:
+    """A loss averaged over samples and outputs alike, such as the squared error."""
+
+    def total(output: Any, target: Tensor) -> Tensor:
+        guess = prediction(output)
+        extra = {key: value.to(guess) for key, value in options.items()}
+        return function(guess, target.to(guess), reduction="sum", **extra)
+
+    def check(output: Any, target: Any) -> None:
+        guess = prediction(output)
+        if not isinstance(target, Tensor) or target.shape != guess.shape:
+            given = tuple(target.shape) if isinstance(target, Tensor) else type(target).__name__
+            raise ValueError(
+                f"`loss={name!r}` compares outputs of shape {tuple(guess.shape)} with targets of "
+                f"shape {given}, which would be broadcast silently; give targets of the outputs' "
+                "shape (`y[:, None]` or `model.squeeze` as it fits)."
+            )
+
+    return Loss(name, total, lambda target: float(target.numel()), check)
+
+
+def from_callable(function: Callable[[Any, Any], Any], name: str) -> Loss:
+    """A user's own mean loss; what its mean is taken over is found out later."""
+
+    def total(output: Any, target: Any) -> Tensor:
+        return _scalar(function(output, target), name)
+
+    return Loss(name, total, None)
+
+
+def from_model() -> Loss:
+    """The loss that a Hugging Face model returns with its output."""
+
+    def total(output: Any, target: Any) -> Tensor:
+        value = getattr(output, "loss", None)
+        if value is None and isinstance(output, Mapping):
+            value = output.get("loss")
+        if value is None:
+            raise ValueError(
+                f"`loss=None` means the model's own loss, but the {type(output).__name__} it "
+                "returned has no `loss`; put labels in the batches, or pass `loss=`."
+            )
+        return _scalar(value, "output.loss")
+
+    return Loss("output.loss", total, None, own=True)
+
+
+def _scalar(value: Any, name: str) -> Tensor:
+    """Refuse a loss that is not one number."""
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        shape = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise ValueError(
+            f"the loss {name!r} returned {shape}; it must return the mean over the batch as one "
+            "number (for a torch loss: `reduction='mean'`)."
+        )
+    return value.reshape(())
+
+
+NAMED: dict[str, Callable[[], Loss]] = {
+    "binary_cross_entropy": lambda: elementwise(
+        "binary_cross_entropy", F.binary_cross_entropy_with_logits
+    ),
+    "cross_entropy": cross_entropy,
+    "l1": lambda: elementwise("l1", F.l1_loss),
+    "mse": lambda: elementwise("mse", F.mse_loss),
+    "nll": nll,
+}
+
+_FUNCTIONS: tuple[tuple[Any, str], ...] = (
+    (F.binary_cross_entropy_with_logits, "binary_cross_entropy"),
+    (F.cross_entropy, "cross_entropy"),
+    (F.l1_loss, "l1"),
+    (F.mse_loss, "mse"),
+    (F.nll_loss, "nll"),
+)
+
+
+def resolve_loss(loss: Any) -> Loss:
+    """Read what the user gave as `loss`.
+
+    Args:
+        loss: A name, a torch loss module, a callable (output, target) -> mean loss, or None
+            for the loss the model itself returns.
+
+    Returns:
+        The loss as total and count.
+
+    Raises:
+        ValueError: If the name is unknown, or the loss is a sum or not reduced.
+        TypeError: If it is none of these.
+    """
+    if loss is None:
+        return from_model()
+    if isinstance(loss, str):
+        if loss not in NAMED:
+            raise ValueError(
+                f"`loss={loss!r}` is not a name flatgauge knows; use one of "
+                f"{', '.join(sorted(NAMED))}, or a callable (output, target) -> mean loss."
+            )
+        return NAMED[loss]()
+    if not callable(loss):
+        raise TypeError(
+            f"`loss` is a {type(loss).__name__}; it must be a name, a callable (output, target) "
+            "-> mean loss, or None for the model's own loss. The order is model, loss, data."
+        )
+    for function, name in _FUNCTIONS:
+        if loss is function:
+            return NAMED[name]()
+    reduction = getattr(loss, "reduction", "mean")
+    if reduction != "mean":
+        raise ValueError(
+            f"the loss {type(loss).__name__} has reduction={reduction!r}, but a loss surface is a "
+            f"mean over samples; use {type(loss).__name__}(reduction='mean')."
+        )
+    return _from_module(loss) or from_callable(loss, getattr(loss, "__name__", type(loss).__name__))
+
+
+def _from_module(loss: Any) -> Loss | None:
+    """Read torch's own loss modules, whose denominators are known."""
+    if type(loss) is nn.CrossEntropyLoss:
+        return cross_entropy(
+            weight=loss.weight,
+            ignore_index=loss.ignore_index,
+            label_smoothing=loss.label_smoothing,
+        )
+    if type(loss) is nn.NLLLoss:
+        return nll(weight=loss.weight, ignore_index=loss.ignore_index)
+    if type(loss) is nn.MSELoss:
+        return NAMED["mse"]()
+    if type(loss) is nn.L1Loss:
+        return NAMED["l1"]()
+    if type(loss) is nn.BCEWithLogitsLoss and loss.weight is None:
+        extra = {} if loss.pos_weight is None else {"pos_weight": loss.pos_weight}
+        return elementwise("binary_cross_entropy", F.binary_cross_entropy_with_logits, **extra)
+    return None

@@ -1,0 +1,214 @@
+"""Measures declare what they are; everything that lists or checks measures reads it here."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
+
+from flatgauge.estimators import Estimate
+from flatgauge.surface import LossSurface
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+P = ParamSpec("P")
+
+#: The ways of rewriting a network that a measure can be blind to.
+GROUPS = {
+    "layerwise": "one positive factor per layer, with product one",
+    "nodewise": "one positive factor per hidden unit: what enters times c, what leaves over c",
+    "rows": "one positive factor per unit of a single layer",
+    "permutation": "the hidden units of a layer in another order",
+    "output_scale": "all outputs times one positive factor",
+    "output_shift": "all outputs plus one number",
+    "branches": "weight moved between parallel identical branches",
+}
+
+
+@dataclass(frozen=True)
+class Measure:
+    """What a measure declares about itself.
+
+    Attributes:
+        name: Its name, and that of its function in `flatgauge.measures`.
+        symbol: How papers write it.
+        paper: Where it comes from.
+        definition: One sentence.
+        geometry: How distance is measured around the point.
+        functional: What is asked of the loss in that geometry.
+        invariant_to: The groups of rewritings that leave it unchanged; see `GROUPS`.
+        cost: In passes over the data.
+        needs: What it shares with other measures ("products").
+        function: The function itself.
+    """
+
+    name: str
+    symbol: str
+    paper: str
+    definition: str
+    geometry: str
+    functional: str
+    invariant_to: frozenset[str]
+    cost: str
+    needs: tuple[str, ...]
+    function: Callable[..., Estimate]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The keyword options of its function with their defaults, but for the generator."""
+        parameters = list(inspect.signature(self.function).parameters.values())[1:]
+        return {p.name: p.default for p in parameters if p.name != "generator"}
+
+    @property
+    def draws(self) -> bool:
+        """Whether it takes a source of randomness."""
+        return "generator" in inspect.signature(self.function).parameters
+
+
+class Registry:
+    """All measures by name, in the order in which they were declared."""
+
+    def __init__(self) -> None:
+        self._measures: dict[str, Measure] = {}
+
+    def add(self, measure: Measure) -> None:
+        """Take a measure in.
+
+        Args:
+            measure: The measure.
+
+        Raises:
+            ValueError: If the name is taken or a claimed group does not exist.
+        """
+        if measure.name in self._measures:
+            raise ValueError(f"a measure named `{measure.name}` exists already; rename one.")
+        unknown = sorted(measure.invariant_to - GROUPS.keys())
+        if unknown:
+            raise ValueError(
+                f"`{measure.name}` claims invariance to {', '.join(unknown)}; the groups are "
+                f"{', '.join(GROUPS)}."
+            )
+        self._measures[measure.name] = measure
+
+    def __getitem__(self, name: str) -> Measure:
+        if name not in self._measures:
+            close = get_close_matches(name, self._measures, n=1)
+            hint = f"did you mean `{close[0]}`? " if close else ""
+            raise ValueError(
+                f"there is no measure `{name}`; {hint}The measures are {', '.join(self._measures)}."
+            )
+        return self._measures[name]
+
+    def __iter__(self) -> Iterator[Measure]:
+        return iter(self._measures.values())
+
+    def __len__(self) -> int:
+        return len(self._measures)
+
+
+registry = Registry()
+
+
+def measure(
+    *,
+    symbol: str,
+    paper: str,
+    geometry: str,
+    functional: str,
+    invariant_to: Iterable[str],
+    cost: str,
+    needs: tuple[str, ...] = (),
+) -> Callable[
+    [Callable[Concatenate[LossSurface, P], Estimate]],
+    Callable[Concatenate[LossSurface, P], Estimate],
+]:
+    """Declare a function of a surface to be a measure.
+
+    The first sentence of its docstring is its definition in one line. The declared function
+    checks its first argument and fills in what every measure reports the same way: time,
+    products, and the surface's notes on how products were computed.
+
+    Args:
+        symbol: How papers write it.
+        paper: Where it comes from.
+        geometry: How distance is measured around the point.
+        functional: What is asked of the loss in that geometry.
+        invariant_to: The groups of rewritings that leave it unchanged.
+        cost: In passes over the data.
+        needs: What it shares with other measures.
+
+    Returns:
+        The decorator.
+    """
+
+    def declare(
+        function: Callable[Concatenate[LossSurface, P], Estimate],
+    ) -> Callable[Concatenate[LossSurface, P], Estimate]:
+        @functools.wraps(function)
+        def measured(surface: LossSurface, /, *args: P.args, **kwargs: P.kwargs) -> Estimate:
+            if not isinstance(surface, LossSurface):
+                raise TypeError(
+                    f"`{function.__name__}` measures a LossSurface, but got a "
+                    f"{type(surface).__name__}; make one with LossSurface(model, loss, data)."
+                )
+            start, matvecs = time.perf_counter(), surface.matvecs
+            estimate = function(surface, *args, **kwargs)
+            return replace(
+                estimate,
+                seconds=time.perf_counter() - start,
+                matvecs=surface.matvecs - matvecs,
+            )
+
+        registry.add(
+            Measure(
+                name=function.__name__,
+                symbol=symbol,
+                paper=paper,
+                definition=_first_sentence(function),
+                geometry=geometry,
+                functional=functional,
+                invariant_to=frozenset(invariant_to),
+                cost=cost,
+                needs=needs,
+                function=measured,
+            )
+        )
+        return measured
+
+    return declare
+
+
+def _first_sentence(function: Callable[..., Any]) -> str:
+    """The summary line of a docstring."""
+    return (inspect.getdoc(function) or "").split("\n\n")[0].replace("\n", " ")
+
+
+def catalogue() -> pd.DataFrame:
+    """List every measure with what it declares about itself.
+
+    Returns:
+        One row per measure: name, symbol, paper, definition, geometry, functional,
+        invariant_to, cost, options.
+    """
+    import pandas as pd
+
+    rows = [
+        {
+            "name": item.name,
+            "symbol": item.symbol,
+            "paper": item.paper,
+            "definition": item.definition,
+            "geometry": item.geometry,
+            "functional": item.functional,
+            "invariant_to": ", ".join(group for group in GROUPS if group in item.invariant_to),
+            "cost": item.cost,
+            "options": ", ".join(f"{key}={value!r}" for key, value in item.options.items()),
+        }
+        for item in registry
+    ]
+    return pd.DataFrame(rows)

@@ -1,0 +1,92 @@
+"""Measure a surface: every measure asked for, one report."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from flatgauge.measures import Measure, registry
+from flatgauge.report import Report, facts_of
+from flatgauge.surface import LossSurface
+
+Progress = Callable[[str, int, int], None]
+
+
+def measure(
+    surface: LossSurface,
+    *,
+    measures: Iterable[str] | Mapping[str, Mapping[str, Any]] | None = None,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Report:
+    """Measure how flat a surface is at its point.
+
+    Each measure draws from a source of its own, made from the seed and the measure's name: its
+    value does not depend on which others are measured beside it.
+
+    Args:
+        surface: Where to measure.
+        measures: Names of measures, or a mapping from names to their options; None for all.
+        seed: Of everything random.
+        progress: Called before each measure with its name, how many are done, and how many
+            there are.
+
+    Returns:
+        The report: estimates by name, and the facts of the run.
+
+    Raises:
+        ValueError: If a measure or an option does not exist.
+        TypeError: If `surface` or `measures` is of the wrong kind.
+
+    Example:
+        >>> from flatgauge.examples import two_weights
+        >>> report = measure(two_weights(2.0, 3.0), measures=["hessian_trace"])
+        >>> report["hessian_trace"].value
+        26.0
+    """
+    if not isinstance(surface, LossSurface):
+        raise TypeError(
+            f"`surface` is a {type(surface).__name__}; make one with "
+            "LossSurface(model, loss, data)."
+        )
+    wanted = _wanted(measures)
+    estimates = {}
+    for done, (item, options) in enumerate(wanted):
+        if progress is not None:
+            progress(item.name, done, len(wanted))
+        if item.draws:
+            options = options | {"generator": _source(seed, item.name)}
+        estimates[item.name] = item.function(surface, **options)
+    return Report(estimates, facts_of(surface, seed=seed))
+
+
+def _source(seed: int, name: str) -> torch.Generator:
+    """A generator of this seed that belongs to one name."""
+    return torch.Generator().manual_seed((seed << 32) ^ zlib.crc32(name.encode()))
+
+
+def _wanted(
+    measures: Iterable[str] | Mapping[str, Mapping[str, Any]] | None,
+) -> list[tuple[Measure, dict[str, Any]]]:
+    """Look up what was asked for, and check the options before anything runs."""
+    if isinstance(measures, str):
+        raise TypeError(f"`measures={measures!r}` is one string; pass a list: [{measures!r}].")
+    if measures is None:
+        measures = [item.name for item in registry]
+    named = measures if isinstance(measures, Mapping) else {name: {} for name in measures}
+    if not named:
+        raise ValueError("`measures` is empty; name at least one, or pass None for all.")
+    wanted = []
+    for name, options in named.items():
+        item = registry[name]
+        unknown = sorted(set(options) - set(item.options))
+        if unknown:
+            raise ValueError(
+                f"`{name}` has no option {', '.join(map(repr, unknown))}; its options are "
+                f"{', '.join(item.options)}."
+            )
+        wanted.append((item, dict(options)))
+    return wanted

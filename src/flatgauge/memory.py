@@ -1,0 +1,132 @@
+"""Memory budgets: how much may be used, and how much a computation keeps."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+_UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
+_UNITS |= {f"{unit}i": 1024**power for power, unit in enumerate("kmgt", start=1)}
+
+#: Smallest budget that is taken seriously; below it not even bookkeeping fits.
+SMALLEST = 2**20
+
+
+def parse_bytes(text: str | int) -> int:
+    """Read an amount of memory such as ``"2GiB"``, ``"500 MB"`` or a number of bytes.
+
+    Args:
+        text: The amount.
+
+    Returns:
+        The number of bytes.
+
+    Raises:
+        ValueError: If the text is no amount of memory, or less than 1 MiB.
+
+    Example:
+        >>> parse_bytes("2GiB")
+        2147483648
+    """
+    amount = text
+    if isinstance(text, str):
+        match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([kmgt]?i?)b?\s*", text.lower())
+        if match is None or match[2] == "i":
+            raise ValueError(
+                f"`memory={text!r}` is no amount of memory; write it as '2GiB', '500MB', "
+                "a number of bytes, or 'auto'."
+            )
+        amount = int(float(match[1]) * _UNITS[match[2]])
+    if not isinstance(amount, int) or isinstance(amount, bool) or amount < SMALLEST:
+        raise ValueError(
+            f"`memory={text!r}` is too little to work in; give at least '1MiB', or 'auto'."
+        )
+    return amount
+
+
+def format_bytes(count: float) -> str:
+    """Write a number of bytes for people.
+
+    Args:
+        count: The number.
+
+    Returns:
+        The number with its unit.
+
+    Example:
+        >>> format_bytes(3 * 2**20)
+        '3.0 MiB'
+    """
+    power = min(int(math.log2(max(count, 1)) // 10), 4)
+    return f"{count / 1024**power:.1f} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
+
+
+def available(device: torch.device) -> int:
+    """Bytes that are free on a device now (for the CPU: free to this process)."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    if device.type == "mps":
+        return int(torch.mps.recommended_max_memory() - torch.mps.current_allocated_memory())
+    free = _meminfo_available()
+    limit, used = _cgroup("memory.max"), _cgroup("memory.current")
+    if limit is not None and used is not None:
+        free = min(free, max(limit - used, SMALLEST))
+    return free
+
+
+def _meminfo_available() -> int:
+    """The kernel's own estimate of what a new process may take; 4 GiB where it gives none."""
+    try:
+        text = Path("/proc/meminfo").read_text()
+    except OSError:
+        return 4 * 2**30
+    match = re.search(r"MemAvailable:\s+(\d+) kB", text)
+    return int(match[1]) * 1024 if match else 4 * 2**30
+
+
+def _cgroup(name: str) -> int | None:
+    """A memory figure of this process's container, if it has one."""
+    try:
+        text = Path("/sys/fs/cgroup", name).read_text().strip()
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None
+
+
+class SavedBytes:
+    """How many bytes autograd kept inside a `saved_bytes` block."""
+
+    def __init__(self, known: Iterator[Tensor]) -> None:
+        self._seen = {tensor.untyped_storage().data_ptr() for tensor in known}
+        self._alive: list[Tensor] = []
+        self.total = 0
+
+    def add(self, tensor: Tensor) -> Tensor:
+        """Count a tensor's storage once, and hold it so that its address stays its own."""
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in self._seen:
+            self._seen.add(storage.data_ptr())
+            self._alive.append(tensor)
+            self.total += storage.nbytes()
+        return tensor
+
+
+@contextmanager
+def saved_bytes(known: Iterator[Tensor]) -> Iterator[SavedBytes]:
+    """Count what autograd keeps for backward, leaving out tensors that exist anyway.
+
+    Args:
+        known: Tensors whose storage is not counted (parameters, inputs).
+
+    Yields:
+        The running count.
+    """
+    count = SavedBytes(known)
+    with torch.autograd.graph.saved_tensors_hooks(count.add, lambda tensor: tensor):
+        yield count

@@ -1,0 +1,182 @@
+"""The summed loss of a chunk of samples as a function of the parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flatgauge.batches import Batch, Batches
+from flatgauge.denominators import find_count
+from flatgauge.isolation import isolated
+from flatgauge.losses import Loss
+from flatgauge.memory import format_bytes, saved_bytes
+from flatgauge.nested import tensors
+from flatgauge.products import (
+    GradientGraph,
+    Method,
+    differentiate,
+    forward_product,
+)
+from flatgauge.subject import Subject
+
+#: What one chunk's graph should take: large enough for efficient kernels, small enough that
+#: its tensors are still near the cache when the backward pass comes back to them.
+_WORKING_SET = 24 * 2**20
+
+#: Below this many samples, kernels lose more by being small than the cache gives.
+_SMALLEST_CHUNK = 48
+
+#: Samples on which memory and methods are tried out.
+_FEW = 4
+
+
+class Objective:
+    """Model, loss and data joined: totals of chunks, what divides them, what they cost.
+
+    The loss surface is the sum of `total` over `chunks`, divided by `count`.
+
+    Attributes:
+        count: The denominator of the whole data set.
+        notes: What was assumed about the loss.
+        listener: Called with the number of samples of every chunk that was used.
+    """
+
+    def __init__(
+        self,
+        subject: Subject,
+        loss: Loss,
+        batches: Batches,
+        denominator: Callable[[Any], float] | None,
+    ) -> None:
+        self._subject = subject
+        self._loss = loss
+        self._batches = batches
+        self._bytes: tuple[float, float] | None = None
+        self.listener: Callable[[int], None] | None = None
+        with isolated(subject.model, subject.device):
+            self._try_out()
+            self._count_of, self.notes = find_count(
+                loss, batches, self._loss_and_gradient, denominator
+            )
+        self.count = sum(self._count_of(batch) for batch in batches)
+        if not self.count > 0:
+            raise ValueError(
+                f"the denominator of the loss over all data is {self.count}; every label is "
+                "ignored or has weight zero, so there is no loss to measure."
+            )
+
+    def total(self, leaves: Sequence[Tensor], chunk: Batch) -> Tensor:
+        """The loss summed over a chunk, at given values of the trainable parameters."""
+        total = self._raw(leaves, chunk)
+        return total if self._loss.count is not None else total * self._count_of(chunk)
+
+    def chunks(self, size: int) -> Iterator[Batch]:
+        """Every chunk that counts, in a fixed order, on the model's device."""
+        for chunk in self._batches.chunks(size):
+            if self._count_of(chunk) != 0:
+                yield self._subject.place(chunk)
+            if self.listener is not None:
+                self.listener(chunk.samples)
+
+    def graph_bytes(self, samples: int) -> float:
+        """What the twice-differentiable graph of a chunk takes, measured on a few samples."""
+        if self._bytes is None:
+            few = next(self.chunks(_FEW))
+            sizes = [few] if few.samples < 2 or not few.splittable else [few.rows(slice(1)), few]
+            amounts = [self._measured_bytes(batch) for batch in sizes]
+            slope = amounts[-1] / few.samples
+            if len(amounts) == 2:
+                slope = (amounts[1] - amounts[0]) / (few.samples - 1)
+            self._bytes = max(amounts[-1] - slope * few.samples, 0.0), max(slope, 1.0)
+        fixed, each = self._bytes
+        return fixed + each * samples
+
+    def fitting_chunk(self, memory: int) -> int:
+        """How many samples to take at once.
+
+        Args:
+            memory: The budget in bytes.
+
+        Returns:
+            The number of samples.
+
+        Raises:
+            MemoryError: If not even one sample fits the budget.
+        """
+        one = self.graph_bytes(1)
+        if one > memory:
+            raise MemoryError(
+                f"one sample needs about {format_bytes(one)} to be differentiated twice, but the "
+                f"budget is {format_bytes(memory)}; raise `memory=`."
+            )
+        each = self.graph_bytes(1) - self.graph_bytes(0)
+        wanted = max(_WORKING_SET / each, _SMALLEST_CHUNK)
+        return max(1, min(int(wanted), int(memory / 4 / each), self._batches.samples))
+
+    def works(self, method: Method) -> str | None:
+        """Try a way of differentiating twice on a few samples.
+
+        Args:
+            method: The way.
+
+        Returns:
+            None if it works, else what torch says against it.
+        """
+        few = next(self.chunks(_FEW))
+        leaves = self._subject.leaves
+
+        def function(values: Sequence[Tensor]) -> Tensor:
+            return self.total(values, few)
+
+        vector = [torch.ones_like(leaf) for leaf in leaves]
+        try:
+            if method == "reverse":
+                GradientGraph(function, leaves).product(vector, last=True)
+            elif method == "forward":
+                forward_product(function, leaves, vector)
+        except (RuntimeError, NotImplementedError) as error:
+            return str(error).strip().splitlines()[0]
+        return None
+
+    def _raw(self, leaves: Sequence[Tensor], chunk: Batch) -> Tensor:
+        """What the loss function itself returns: a total if its count is known, else a mean."""
+        output = self._subject(leaves, chunk, with_labels=self._loss.own)
+        self._loss.check(output, chunk.target)
+        return self._loss.total(output, chunk.target)
+
+    def _loss_and_gradient(self, batch: Batch) -> Tensor:
+        """Loss and gradient of a small batch as one vector."""
+        leaves = self._subject.leaves
+        value = self._raw(leaves, self._subject.place(batch))
+        pieces = differentiate(value, leaves)
+        parts = [
+            torch.zeros_like(leaf) if piece is None else piece
+            for leaf, piece in zip(leaves, pieces, strict=True)
+        ]
+        return torch.cat([value.detach().reshape(1), *(part.reshape(-1) for part in parts)])
+
+    def _measured_bytes(self, batch: Batch) -> float:
+        """What autograd keeps for a chunk beyond parameters and inputs."""
+        leaves = self._subject.leaves
+        with saved_bytes(chain(leaves, tensors((batch.inputs, batch.target)))) as saved:
+            GradientGraph(lambda values: self.total(values, batch), leaves)
+        return float(saved.total)
+
+    def _try_out(self) -> None:
+        """Call model and loss on a few samples, so that misfits are told here and clearly."""
+        few = next(self._batches.chunks(_FEW))
+        few = self._subject.place(few.rows(slice(_FEW)) if few.splittable else few)
+        with torch.no_grad():
+            try:
+                output = self._subject(self._subject.leaves, few, with_labels=self._loss.own)
+            except Exception as error:
+                shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors(few.inputs))
+                raise ValueError(
+                    f"the model fails on inputs of shape {shapes} (the first samples of the data): "
+                    f"{type(error).__name__}: {error}"
+                ) from error
+            self._loss.check(output, few.target)

@@ -1,0 +1,117 @@
+"""Hessian-vector products of one scalar function, by three ways of differentiating twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Function = Callable[[Sequence[Tensor]], Tensor]
+Method = Literal["reverse", "forward", "differences"]
+
+#: From most to least accurate and fast; the first that works is taken.
+METHODS: tuple[Method, ...] = ("reverse", "forward", "differences")
+
+DESCRIPTIONS: dict[Method, str] = {
+    "reverse": "reverse over reverse, first-order graphs kept",
+    "forward": "forward over reverse",
+    "differences": "central differences of the gradient",
+}
+
+
+class GradientGraph:
+    """The gradient of a function with the graph that can be differentiated once more.
+
+    Keeping it makes every further product cost one backward pass, where differentiating anew
+    costs a forward and two backward passes.
+    """
+
+    def __init__(self, function: Function, leaves: Sequence[Tensor]) -> None:
+        gradient = differentiate(function(leaves), leaves, create_graph=True)
+        self._leaves = leaves
+        self._pieces = [
+            (index, piece) for index, piece in enumerate(gradient) if _differentiable(piece)
+        ]
+
+    def product(self, vector: Sequence[Tensor], *, last: bool) -> Sequence[Tensor | None]:
+        """Differentiate along a vector; with `last` the graph is used up."""
+        if not self._pieces:  # The function is linear: its Hessian is zero.
+            return [None] * len(self._leaves)
+        indices, pieces = zip(*self._pieces, strict=True)
+        return torch.autograd.grad(
+            pieces,
+            self._leaves,
+            grad_outputs=[vector[index] for index in indices],
+            retain_graph=not last,
+            allow_unused=True,
+        )
+
+
+def _differentiable(piece: Tensor | None) -> bool:
+    return piece is not None and piece.requires_grad
+
+
+def differentiate(
+    value: Tensor, leaves: Sequence[Tensor], *, create_graph: bool = False
+) -> Sequence[Tensor | None]:
+    """The gradient of a scalar; None for leaves it does not depend on.
+
+    Args:
+        value: The scalar.
+        leaves: What to differentiate by.
+        create_graph: Whether the gradient can be differentiated again.
+
+    Returns:
+        One tensor or None for every leaf.
+
+    Raises:
+        ValueError: If the scalar depends on none of the leaves.
+    """
+    if not value.requires_grad:
+        raise ValueError(
+            "the loss does not depend on any trainable parameter as far as autograd can see; "
+            "look for `torch.no_grad()`, `.detach()`, `.item()` or NumPy in the model's forward "
+            "or in the loss."
+        )
+    return torch.autograd.grad(value, leaves, create_graph=create_graph, allow_unused=True)
+
+
+def forward_product(
+    function: Function, leaves: Sequence[Tensor], vector: Sequence[Tensor]
+) -> Sequence[Tensor | None]:
+    """Push a vector forward through the gradient."""
+
+    def scalar(*arguments: Tensor) -> Tensor:
+        return function(arguments)
+
+    # Not `grad`: torch cannot push forward through the gradient of a mean squared error.
+    gradient = torch.func.jacrev(scalar, argnums=tuple(range(len(leaves))))
+    product: Sequence[Tensor] = torch.func.jvp(gradient, tuple(leaves), tuple(vector))[1]
+    return product
+
+
+def difference_product(
+    gradient: Callable[[Tensor], Tensor], point: Tensor, vector: Tensor
+) -> Tensor:
+    """Central difference of the gradient with a step relative to the point's size.
+
+    The step balances the rounding error of the gradient (eps / h) against the third derivative
+    (h^2), hence the cube root; it is as long, relative to the point, in every unit of weight.
+
+    Args:
+        gradient: The gradient at any point.
+        point: Where to differentiate.
+        vector: The direction.
+
+    Returns:
+        The product, off by about eps^(2/3) relative.
+    """
+    length = vector.norm()
+    if length == 0:
+        return torch.zeros_like(vector)
+    size = point.norm()
+    step = torch.finfo(point.dtype).eps ** (1 / 3) * torch.where(size > 0, size, 1.0) / length
+    ahead, behind = gradient(point + step * vector), gradient(point - step * vector)
+    return (ahead - behind) / (2 * step)

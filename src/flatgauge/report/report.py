@@ -1,0 +1,104 @@
+"""A report: the estimates of one surface and the facts of the run."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from flatgauge.estimators import Estimate
+from flatgauge.report.run import Facts
+from flatgauge.report.table import header, plain_table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, repr=False)
+class Report(Mapping[str, Estimate]):
+    """Estimates by the name of their measure, and the facts of the run.
+
+    Attributes:
+        estimates: By name of the measure.
+        facts: What was measured, and how.
+    """
+
+    estimates: Mapping[str, Estimate]
+    facts: Facts
+
+    def __getitem__(self, name: str) -> Estimate:
+        if name not in self.estimates:
+            raise KeyError(
+                f"`{name}` was not measured; this report has {', '.join(self.estimates)}."
+            )
+        return self.estimates[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.estimates)
+
+    def __len__(self) -> int:
+        return len(self.estimates)
+
+    def __repr__(self) -> str:
+        return f"{header(self.facts)}\n\n{plain_table(self.estimates)}"
+
+    def to_frame(self) -> pd.DataFrame:
+        """The estimates as a table, one row per measure.
+
+        Returns:
+            A frame with the index ``measure``.
+        """
+        import pandas as pd
+
+        columns = ("value", "stderr", "data_stderr", "bound", "exact", "converged", "matvecs")
+        rows = {
+            name: {column: getattr(estimate, column) for column in (*columns, "seconds")}
+            for name, estimate in self.items()
+        }
+        frame = pd.DataFrame.from_dict(rows, orient="index")
+        return frame.rename_axis("measure")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything in the report as plain numbers, strings, lists and dicts.
+
+        Returns:
+            Facts and estimates. Numbers that JSON cannot hold are written as "inf", "nan".
+        """
+        contents = {"facts": asdict(self.facts)} | {
+            "measures": {name: vars(estimate) for name, estimate in self.items()}
+        }
+        plain = _plain(contents)
+        assert isinstance(plain, dict)
+        return plain
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """The report as JSON.
+
+        Args:
+            path: Where to write it; None to return it only.
+
+        Returns:
+            The text.
+        """
+        text = json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
+        if path is not None:
+            Path(path).write_text(text + "\n", encoding="utf-8")
+        return text
+
+
+def _plain(value: Any) -> Any:
+    """Turn a nested value into what JSON can hold."""
+    if isinstance(value, Tensor):
+        return _plain(value.tolist())
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value

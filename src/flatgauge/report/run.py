@@ -1,0 +1,90 @@
+"""What a report says about the run: the point, the data, the versions."""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from importlib import metadata
+
+import torch
+
+from flatgauge.surface import LossSurface
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Where and how something was measured.
+
+    Attributes:
+        model: The model's class.
+        parameters: Number of trainable parameters.
+        samples: Number of samples.
+        loss_name: What the loss is called.
+        loss: The loss at the point.
+        gradient_norm: Length of the gradient there; zero at a minimum.
+        weight_decay: Strength of the penalty that was added to the loss.
+        dtype: Precision of the computation.
+        device: Where it ran.
+        products: How Hessian products were computed, if any were.
+        seed: Of everything random.
+        versions: Of the software.
+        finished: When, in UTC.
+        notes: Caveats that hold for every number of the run.
+    """
+
+    model: str
+    parameters: int
+    samples: int
+    loss_name: str
+    loss: float
+    gradient_norm: float
+    weight_decay: float
+    dtype: str
+    device: str
+    products: str | None
+    seed: int
+    versions: dict[str, str]
+    finished: str
+    notes: tuple[str, ...]
+
+
+def facts_of(surface: LossSurface, *, seed: int) -> Facts:
+    """Collect the facts of a run on a surface.
+
+    Args:
+        surface: What was measured.
+        seed: With which seed.
+
+    Returns:
+        The facts.
+    """
+    loss, gradient = surface.value_and_gradient()
+    length = float(gradient.double().norm())
+    notes = list(surface.notes)
+    # A step of 1 % of ‖θ‖ against the gradient would lower the loss by more than 1 %.
+    if length * float(surface.point.double().norm()) > abs(loss):
+        notes.append(
+            f"not a minimum: ‖gradient‖ = {length:.3g}; moving the weights by 1 % of their norm "
+            "lowers the loss by more than 1 %"
+        )
+    return Facts(
+        model=type(surface.model).__name__,
+        parameters=surface.size,
+        samples=surface.samples,
+        loss_name=surface.loss_name,
+        loss=loss,
+        gradient_norm=length,
+        weight_decay=surface.weight_decay,
+        dtype=str(surface.dtype).removeprefix("torch."),
+        device=str(surface.device),
+        products=surface.product_method if surface.matvecs else None,
+        seed=seed,
+        versions={
+            "flatgauge": metadata.version("flatgauge"),
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+        finished=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        notes=tuple(notes),
+    )

@@ -1,0 +1,74 @@
+"""Tables of estimates as text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from flatgauge.estimators import Estimate
+from flatgauge.report.run import Facts
+
+#: The columns of a table of estimates.
+COLUMNS = ("measure", "value", "kind", "products", "time")
+
+
+def header(facts: Facts) -> str:
+    """What was measured, in a few lines.
+
+    Args:
+        facts: The facts of the run.
+
+    Returns:
+        The lines, caveats last.
+    """
+    lines = [
+        f"{facts.model}: {facts.parameters:,} parameters, {facts.samples:,} samples, "
+        f"{facts.dtype} on {facts.device}",
+        f"loss ({facts.loss_name}) {facts.loss:.6g}, ‖gradient‖ {facts.gradient_norm:.3g}",
+    ]
+    return "\n".join([*lines, *(f"note: {note}" for note in facts.notes)])
+
+
+def kind(estimate: Estimate) -> str:
+    """How a number came about, in a word or two."""
+    if not estimate.converged:
+        return "not converged"
+    if estimate.exact:
+        return "exact"
+    return "estimated" if estimate.stderr > 0 else "computed"
+
+
+def rows(estimates: Mapping[str, Estimate]) -> list[tuple[str, ...]]:
+    """The cells of a table of estimates, row by row."""
+    return [
+        (name, str(item), kind(item), str(item.matvecs or ""), f"{item.seconds:.2g} s")
+        for name, item in estimates.items()
+    ]
+
+
+def plain_table(estimates: Mapping[str, Estimate]) -> str:
+    """A table without colour or frame, with the notes of every estimate below it.
+
+    Args:
+        estimates: By name of the measure.
+
+    Returns:
+        The text.
+    """
+    notes = [f"{name}: {note}" for name, item in estimates.items() for note in item.notes]
+    return "\n".join([*aligned([COLUMNS, *rows(estimates)]), *notes])
+
+
+def aligned(cells: Sequence[tuple[str, ...]]) -> list[str]:
+    """Lines in which the columns of a table stand under each other.
+
+    Args:
+        cells: Row by row.
+
+    Returns:
+        One line per row.
+    """
+    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in cells
+    ]

@@ -1,0 +1,182 @@
+"""The user's model as a pure function of its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flatgauge.batches import LABEL_KEYS, Batch
+from flatgauge.nested import map_tensors
+
+
+class Subject:
+    """A model, unwrapped and checked, that can be called at any value of its parameters.
+
+    It reads the model's parameters and buffers into copies of its own and calls the model with
+    those, so nothing that happens here reaches the model, its `.grad`, its buffers or the hooks
+    on its parameters; `refresh` notices when the model has changed since.
+
+    Attributes:
+        model: The module itself, without DataParallel or compile wrappers.
+        names: The trainable parameters, named as in `model.named_parameters()`.
+        leaves: Their values, as leaves to differentiate by.
+        dtype: The precision of the computation.
+        device: Where it runs.
+        notes: What was done to the model to make it measurable.
+    """
+
+    def __init__(self, model: Any, dtype: torch.dtype | None) -> None:
+        self.notes: list[str] = []
+        self.model = _unwrapped(model)
+        parameters = _trainable(self.model)
+        self.names = tuple(parameters)
+        self.device = _single_device(parameters)
+        self.dtype = dtype or self._precision(parameters)
+        self.leaves: tuple[Tensor, ...] = ()
+        self._others: dict[str, Tensor] = {}
+        self.refresh()
+
+    def refresh(self) -> bool:
+        """Read the model again if its parameters or buffers changed.
+
+        Returns:
+            Whether they did.
+
+        Raises:
+            ValueError: If a parameter or buffer is not finite.
+        """
+        current = self._state()
+        held = dict(zip(self.names, self.leaves, strict=False)) | self._others
+        if current.keys() == held.keys() and all(
+            torch.equal(value, held[name]) for name, value in current.items()
+        ):
+            return False
+        for name, value in current.items():
+            if value.is_floating_point() and not torch.isfinite(value).all():
+                bad = int((~torch.isfinite(value)).sum())
+                raise ValueError(
+                    f"`{name}` of the model holds {bad} of {value.numel()} values that are nan or "
+                    "infinite; the training diverged, or the checkpoint is damaged."
+                )
+        copies = {name: value.clone() for name, value in current.items()}
+        self.leaves = tuple(copies.pop(name).requires_grad_() for name in self.names)
+        self._others = copies
+        return True
+
+    def __call__(self, leaves: Sequence[Tensor], batch: Batch, *, with_labels: bool) -> Any:
+        """Call the model with other values for its trainable parameters.
+
+        Args:
+            leaves: The values, in the order of `names`.
+            batch: What to call it on.
+            with_labels: Whether a dict batch passes its labels on to the model.
+
+        Returns:
+            What the model returns.
+        """
+        # Buffers are copied for every call: some models write to them even in eval mode.
+        state = {name: value.clone() for name, value in self._others.items()}
+        state |= zip(self.names, leaves, strict=True)
+        inputs = batch.inputs
+        arguments: tuple[Any, ...] = (inputs,)
+        keywords: dict[str, Any] = {}
+        if isinstance(inputs, Mapping):
+            arguments = ()
+            keywords = {k: v for k, v in inputs.items() if with_labels or k not in LABEL_KEYS}
+        elif isinstance(inputs, (tuple, list)):
+            arguments = tuple(inputs)
+        return torch.func.functional_call(self.model, state, arguments, keywords)
+
+    def place(self, batch: Batch) -> Batch:
+        """Bring a batch to the model's device and precision."""
+
+        def move(tensor: Tensor) -> Tensor:
+            dtype = self.dtype if tensor.is_floating_point() else tensor.dtype
+            return tensor.to(self.device, dtype)
+
+        inputs, target = map_tensors(move, (batch.inputs, batch.target))
+        return Batch(inputs, target, batch.samples, batch.splittable)
+
+    def _state(self) -> dict[str, Tensor]:
+        """Every parameter and buffer in the precision of the computation."""
+        state = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
+        return {
+            name: value.detach().to(self.dtype if value.is_floating_point() else value.dtype)
+            for name, value in state.items()
+        }
+
+    def _precision(self, parameters: dict[str, nn.Parameter]) -> torch.dtype:
+        """The parameters' widest precision, but at least single."""
+        own = {parameter.dtype for parameter in parameters.values()}
+        if torch.float64 in own:
+            return torch.float64
+        if own != {torch.float32}:
+            names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in own))
+            self.notes.append(f"the parameters are {names}; measured in float32")
+        return torch.float32
+
+
+def _unwrapped(model: Any) -> nn.Module:
+    """Take off wrappers that stand in the way of second derivatives."""
+    while True:
+        if type(model).__name__ in ("FullyShardedDataParallel", "FSDPModule"):
+            raise TypeError(
+                "`model` is sharded by FSDP, which frees the weights between passes; measure an "
+                "unsharded copy (load its full state dict into a plain model)."
+            )
+        if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            model = model.module
+        elif isinstance(getattr(model, "_orig_mod", None), nn.Module):  # torch.compile
+            model = model._orig_mod
+        else:
+            break
+    if isinstance(model, torch.jit.ScriptModule):
+        raise TypeError(
+            "`model` is a TorchScript module, whose parameters cannot be replaced; pass the "
+            "Python module it was made from."
+        )
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"`model` is a {type(model).__name__}, not a torch.nn.Module; the order of the "
+            "arguments is LossSurface(model, loss, data)."
+        )
+    return model
+
+
+def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters to differentiate by, checked for what cannot be differentiated."""
+    everything = dict(model.named_parameters())
+    for name, parameter in everything.items():
+        if isinstance(parameter, nn.parameter.UninitializedParameter):
+            raise ValueError(
+                f"`{name}` of the model is not initialised yet (a lazy module); call the model "
+                "once on an example before measuring it."
+            )
+        if parameter.is_complex():
+            raise ValueError(
+                f"`{name}` of the model is complex; flatgauge measures real parameters only."
+            )
+    trainable = {name: p for name, p in everything.items() if p.requires_grad}
+    if not everything:
+        raise ValueError("`model` has no parameters; there is no weight space to be flat in.")
+    if not trainable:
+        raise ValueError(
+            f"none of the model's {len(everything)} parameters requires a gradient; call "
+            "`model.requires_grad_(True)` for those to be measured."
+        )
+    return trainable
+
+
+def _single_device(parameters: dict[str, nn.Parameter]) -> torch.device:
+    """The one device of all parameters."""
+    devices = {parameter.device for parameter in parameters.values()}
+    if len(devices) > 1:
+        names = ", ".join(sorted(map(str, devices)))
+        raise ValueError(
+            f"the model's parameters lie on several devices ({names}); move it to one with "
+            "`model.to(device)`."
+        )
+    return devices.pop()

@@ -1,0 +1,458 @@
+"""The loss surface: a model, a loss and a data set as one function of the parameters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from flatgauge.batches import Batches
+from flatgauge.isolation import isolated
+from flatgauge.losses import Loss, resolve_loss
+from flatgauge.memory import available, parse_bytes
+from flatgauge.objective import Objective
+from flatgauge.products import (
+    DESCRIPTIONS,
+    METHODS,
+    Function,
+    GradientGraph,
+    Method,
+    difference_product,
+    differentiate,
+    forward_product,
+)
+from flatgauge.subject import Subject
+
+Point = Tensor | Mapping[str, Tensor]
+
+
+class LossSurface:
+    r"""A model, a loss and a data set as one function of the trainable parameters.
+
+    .. math:: L(\theta) = \frac1N \sum_n \ell(f(x_n; \theta), y_n)
+
+    with the model in eval mode. Vectors are flat, in the order of ``names``; ``split`` names
+    their parts. The model is never moved and never left changed: parameters, ``.grad``, buffers,
+    train/eval mode, hooks and random states stay as they are, also after an exception. Change
+    the model's parameters and the surface notices at the next call.
+
+    Args:
+        model: A ``torch.nn.Module`` (DDP- or compile-wrapped is fine).
+        loss: ``"cross_entropy"``, ``"mse"``, ``"nll"``, ``"l1"``, ``"binary_cross_entropy"`` (of
+            logits); a torch loss module; a callable ``(output, target) -> mean loss``; or None
+            for ``output.loss`` of a Hugging Face model.
+        data: A DataLoader, a data set, any re-iterable of batches, or one ``(inputs, targets)``
+            pair. A batch is such a pair or a dict; tuples of inputs are passed as positional,
+            dicts as keyword arguments.
+        memory: What the computation may take beyond model and data: ``"2GiB"``, bytes, or
+            ``"auto"`` for half of what is free.
+        chunk: Samples per pass; None chooses by the memory they need. Results do not depend
+            on it.
+        dtype: Precision of the computation; None follows the model (half precision is measured
+            in float32). ``torch.float64`` measures a float32 model in double precision.
+        weight_decay: Adds ½ · weight_decay · ‖θ‖² to the loss.
+        denominator: What a callable loss divides by, as a function of a batch's targets, where
+            that is neither the number of samples nor of labels other than -100.
+        products: How to differentiate twice: ``"reverse"``, ``"forward"``, ``"differences"``, or
+            ``"auto"`` for the first of these that works.
+        check_data: Whether to read a loader twice to see that it gives the same samples.
+
+    Raises:
+        ValueError: If model, loss and data do not make a fixed mean loss.
+        TypeError: If an argument is of the wrong kind.
+
+    Example:
+        >>> x, y = torch.tensor([[1.0], [2.0]]), torch.tensor([[2.0], [4.0]])
+        >>> model = nn.Linear(1, 1, bias=False).requires_grad_()
+        >>> _ = nn.init.constant_(model.weight, 3.0)
+        >>> surface = LossSurface(model, "mse", (x, y))  # L(w) = mean of (w x - y)^2
+        >>> surface.value(), surface.gradient().item(), surface.hvp(torch.ones(1)).item()
+        (2.5, 5.0, 5.0)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: str | Callable[[Any, Any], Any] | None,
+        data: Any,
+        *,
+        memory: str | int = "auto",
+        chunk: int | None = None,
+        dtype: torch.dtype | None = None,
+        weight_decay: float = 0.0,
+        denominator: Callable[[Any], float] | None = None,
+        products: str = "auto",
+        check_data: bool = True,
+    ) -> None:
+        _check_order(model, loss, data)
+        _check_options(chunk, dtype, weight_decay, products)
+        self._subject = Subject(model, dtype)
+        self._loss: Loss = resolve_loss(loss)
+        self.memory = available(self.device) // 2 if memory == "auto" else parse_bytes(memory)
+        self._batches = Batches(data, room=self.memory // 4, check=check_data)
+        self._objective = Objective(self._subject, self._loss, self._batches, denominator)
+        self.weight_decay = float(weight_decay)
+        self.notes = [*self._subject.notes, *self._batches.notes, *self._objective.notes]
+        self.matvecs = 0
+        self._chunk = chunk
+        self._method = None if products == "auto" else _method(products)
+        self._graphs: dict[int, GradientGraph] = {}
+        self._value: float | None = None
+        self._gradient: Tensor | None = None
+
+    @property
+    def model(self) -> nn.Module:
+        """The user's model, without wrappers."""
+        return self._subject.model
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The trainable parameters, as in ``model.named_parameters()``."""
+        return self._subject.names
+
+    @property
+    def params(self) -> dict[str, Tensor]:
+        """The trainable parameters' values now, by name."""
+        self._follow()
+        leaves = zip(self.names, self._subject.leaves, strict=True)
+        return {name: leaf.detach().clone() for name, leaf in leaves}
+
+    @property
+    def point(self) -> Tensor:
+        """The trainable parameters' values now, as one flat vector."""
+        self._follow()
+        return _flat([leaf.detach() for leaf in self._subject.leaves])
+
+    @property
+    def size(self) -> int:
+        """The number of trainable parameters p."""
+        return sum(leaf.numel() for leaf in self._subject.leaves)
+
+    @property
+    def samples(self) -> int:
+        """The number of samples N."""
+        return self._batches.samples
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The precision of the computation."""
+        return self._subject.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model lives and the computation runs."""
+        return self._subject.device
+
+    @property
+    def loss_name(self) -> str:
+        """What the loss is called in reports."""
+        return self._loss.name
+
+    @property
+    def chunk(self) -> int:
+        """Samples per pass, chosen at first use from the memory a sample needs."""
+        if self._chunk is None:
+            with isolated(self.model, self.device):
+                self._chunk = self._objective.fitting_chunk(self.memory)
+        return self._chunk
+
+    @property
+    def product_method(self) -> str:
+        """How Hessian products are computed, in words; tried out at first use."""
+        return DESCRIPTIONS[self._chosen_method()]
+
+    def value(self, point: Point | None = None) -> float:
+        """The mean loss.
+
+        Args:
+            point: Where; None for the model's own parameters.
+
+        Returns:
+            The loss. Away from the model's own parameters it may be infinite.
+
+        Raises:
+            ValueError: If the loss at the model's own parameters is not finite.
+        """
+        self._follow()
+        if point is None and self._value is not None:
+            return self._value
+        leaves = self._leaves(point)
+        total = 0.0
+        with isolated(self.model, self.device), torch.no_grad():
+            for chunk in self._objective.chunks(self.chunk):
+                total += float(self._objective.total(leaves, chunk))
+        value = total / self._objective.count + self._penalty(leaves)
+        if point is None:
+            self._value = _finite(value)
+        return math.inf if math.isnan(value) else value
+
+    def gradient(self, point: Point | None = None) -> Tensor:
+        """The gradient of the mean loss.
+
+        Args:
+            point: Where; None for the model's own parameters.
+
+        Returns:
+            A flat vector (p,).
+        """
+        return self.value_and_gradient(point)[1]
+
+    def value_and_gradient(self, point: Point | None = None) -> tuple[float, Tensor]:
+        """The mean loss and its gradient, in one pass.
+
+        Args:
+            point: Where; None for the model's own parameters.
+
+        Returns:
+            The loss and a flat vector (p,).
+
+        Raises:
+            ValueError: If the loss at the model's own parameters is not finite.
+        """
+        self._follow()
+        if point is None and self._gradient is not None and self._value is not None:
+            return self._value, self._gradient.clone()
+        leaves = self._leaves(point)
+        total, sums = 0.0, torch.zeros(self.size, dtype=self.dtype, device=self.device)
+        with isolated(self.model, self.device):
+            for chunk in self._objective.chunks(self.chunk):
+                loss = self._objective.total(leaves, chunk)
+                total += float(loss.detach())
+                self._add(sums, differentiate(loss, leaves))
+        value = total / self._objective.count + self._penalty(leaves)
+        gradient = sums / self._objective.count
+        if self.weight_decay:
+            gradient += self.weight_decay * _flat([leaf.detach() for leaf in leaves])
+        if point is None:
+            self._value, self._gradient = _finite(value), gradient.clone()
+        return math.inf if math.isnan(value) else value, gradient
+
+    def hvp(self, vectors: Tensor) -> Tensor:
+        """The Hessian times a vector, or times every column of a matrix.
+
+        The first product keeps the first-order graph of as many chunks as the memory budget
+        allows; later products reuse them. ``release`` lets them go.
+
+        Args:
+            vectors: A vector (p,) or matrix (p, k).
+
+        Returns:
+            The product, of the same shape.
+
+        Raises:
+            ValueError: If the vectors' length is not the number of parameters.
+        """
+        if vectors.dim() not in (1, 2) or len(vectors) != self.size:
+            raise ValueError(
+                f"`vectors` has shape {tuple(vectors.shape)}, but the surface has {self.size} "
+                f"parameters; give a vector ({self.size},) or a matrix ({self.size}, k)."
+            )
+        self._follow()
+        columns = vectors.detach().to(self.device, self.dtype).reshape(self.size, -1).T
+        method = self._chosen_method()
+        products = torch.zeros_like(columns, memory_format=torch.contiguous_format)
+        if method == "differences":
+            for column, product in zip(columns, products, strict=True):
+                product += difference_product(self.gradient, self.point, column)
+        else:
+            with isolated(self.model, self.device):
+                self._add_products(method, columns, products)
+            products /= self._objective.count
+            products += self.weight_decay * columns
+        self.matvecs += len(columns)
+        return products.T.reshape(vectors.shape).to(vectors.dtype)
+
+    def split(self, vector: Tensor) -> dict[str, Tensor]:
+        """Name the parts of a flat vector.
+
+        Args:
+            vector: A vector (p,), or a matrix (p, k).
+
+        Returns:
+            For every parameter its part, as a view of the parameter's shape (then k).
+        """
+        parts = torch.split(vector, [leaf.numel() for leaf in self._subject.leaves])
+        return {
+            name: part.reshape((*leaf.shape, *vector.shape[1:]))
+            for name, leaf, part in zip(self.names, self._subject.leaves, parts, strict=True)
+        }
+
+    def flatten(self, parts: Mapping[str, Tensor]) -> Tensor:
+        """Join named parts into one flat vector: the inverse of ``split``.
+
+        Args:
+            parts: A tensor for every parameter name.
+
+        Returns:
+            The vector (p,).
+
+        Raises:
+            ValueError: If names are missing or unknown.
+        """
+        if parts.keys() != set(self.names):
+            odd = sorted(parts.keys() ^ set(self.names))
+            raise ValueError(
+                f"`parts` and the trainable parameters differ in {', '.join(odd[:5])}; give one "
+                "tensor for each of `surface.names`."
+            )
+        return _flat([parts[name] for name in self.names])
+
+    def release(self) -> None:
+        """Let go of the graphs kept for fast products; the next product builds them anew."""
+        self._graphs.clear()
+
+    @contextmanager
+    def watched(self, listener: Callable[[int], None]) -> Iterator[None]:
+        """Report progress to a listener: the samples of every chunk as it is finished.
+
+        Args:
+            listener: Called with a number of samples.
+
+        Yields:
+            Nothing.
+        """
+        before, self._objective.listener = self._objective.listener, listener
+        try:
+            yield
+        finally:
+            self._objective.listener = before
+
+    def __repr__(self) -> str:
+        return (
+            f"LossSurface({type(self.model).__name__}, {self.loss_name}, N={self.samples}, "
+            f"p={self.size}, {str(self.dtype).removeprefix('torch.')} on {self.device})"
+        )
+
+    def _follow(self) -> None:
+        """Notice a changed model: forget everything computed at its old parameters."""
+        if self._subject.refresh():
+            self._graphs.clear()
+            self._value = self._gradient = None
+
+    def _leaves(self, point: Point | None) -> Sequence[Tensor]:
+        """The leaves to differentiate by at a point."""
+        if point is None:
+            return self._subject.leaves
+        if isinstance(point, Mapping):
+            point = self.flatten(point)
+        if point.shape != (self.size,):
+            raise ValueError(
+                f"`point` has shape {tuple(point.shape)}, but the surface has {self.size} "
+                f"parameters; give a flat vector ({self.size},) or a dict of `surface.names`."
+            )
+        moved = point.detach().to(self.device, self.dtype)
+        return [part.clone().requires_grad_() for part in self.split(moved).values()]
+
+    def _penalty(self, leaves: Sequence[Tensor]) -> float:
+        """The weight-decay part of the loss."""
+        if not self.weight_decay:
+            return 0.0
+        return (
+            self.weight_decay
+            / 2
+            * sum(float(leaf.detach().double().square().sum()) for leaf in leaves)
+        )
+
+    def _add(self, sums: Tensor, pieces: Sequence[Tensor | None]) -> None:
+        """Add a gradient, given in pieces, to a flat vector."""
+        for part, piece in zip(self.split(sums).values(), pieces, strict=True):
+            if piece is not None:
+                part += piece.detach()
+
+    def _chosen_method(self) -> Method:
+        """The first way of differentiating twice that works for this model and loss."""
+        if self._method is None:
+            with isolated(self.model, self.device):
+                complaints = {}
+                for method in METHODS:
+                    complaint = self._objective.works(method)
+                    if complaint is None:
+                        break
+                    complaints[method] = complaint
+            self._method = method
+            self.notes += [
+                f"products by {DESCRIPTIONS[method]}: {DESCRIPTIONS[failed]} fails ({complaint})"
+                for failed, complaint in complaints.items()
+            ]
+        return self._method
+
+    def _add_products(self, method: Method, columns: Tensor, products: Tensor) -> None:
+        """Add every chunk's Hessian products, column by column."""
+        vectors = [list(self.split(column).values()) for column in columns]
+        for position, chunk in enumerate(self._objective.chunks(self.chunk)):
+            function = partial(self._objective.total, chunk=chunk)
+            if method == "forward":
+                for vector, product in zip(vectors, products, strict=True):
+                    self._add(product, forward_product(function, self._subject.leaves, vector))
+                continue
+            graph, kept = self._graph(position, function)
+            for index, (vector, product) in enumerate(zip(vectors, products, strict=True)):
+                last = not kept and index == len(vectors) - 1
+                self._add(product, graph.product(vector, last=last))
+
+    def _graph(self, position: int, function: Function) -> tuple[GradientGraph, bool]:
+        """A chunk's first-order graph, and whether it is kept for later products."""
+        if position in self._graphs:
+            return self._graphs[position], True
+        graph = GradientGraph(function, self._subject.leaves)
+        # One graph's worth stays free for what a product itself needs.
+        keep = (len(self._graphs) + 2) * self._objective.graph_bytes(self.chunk) <= self.memory
+        if keep:
+            self._graphs[position] = graph
+        return graph, keep
+
+
+def _flat(parts: Sequence[Tensor]) -> Tensor:
+    return torch.cat([part.reshape(-1) for part in parts])
+
+
+def _finite(value: float) -> float:
+    if not math.isfinite(value):
+        raise ValueError(
+            f"the loss at the model's own parameters is {value}; the training diverged, or the "
+            "loss overflows on this data. Nothing can be measured there."
+        )
+    return value
+
+
+def _method(name: str) -> Method:
+    for method in METHODS:
+        if method == name:
+            return method
+    raise ValueError(
+        f"`products={name!r}` is no way to differentiate twice; use 'auto', "
+        f"{', '.join(map(repr, METHODS))}."
+    )
+
+
+def _check_order(model: Any, loss: Any, data: Any) -> None:
+    """Catch arguments in the wrong order, as other tools have them."""
+    modules = [isinstance(item, nn.Module) and any(item.parameters()) for item in (loss, data)]
+    if (
+        not isinstance(model, nn.Module)
+        and any(isinstance(item, nn.Module) for item in (loss, data))
+    ) or any(modules):
+        kinds = ", ".join(type(item).__name__ for item in (model, loss, data))
+        raise TypeError(f"LossSurface got ({kinds}); the order is LossSurface(model, loss, data).")
+
+
+def _check_options(
+    chunk: Any, dtype: torch.dtype | None, weight_decay: float, products: str
+) -> None:
+    """Refuse settings that mean nothing."""
+    if chunk is not None and (not isinstance(chunk, int) or chunk < 1):
+        raise ValueError(f"`chunk={chunk!r}` must be a number of samples, at least 1, or None.")
+    if dtype not in (None, torch.float32, torch.float64):
+        raise ValueError(
+            f"`dtype={dtype}` is too coarse for second derivatives; use torch.float32, "
+            "torch.float64, or None to follow the model."
+        )
+    if not (math.isfinite(weight_decay) and weight_decay >= 0):
+        raise ValueError(f"`weight_decay={weight_decay!r}` must be a finite number of at least 0.")
+    if products != "auto":
+        _method(products)
