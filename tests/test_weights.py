@@ -162,6 +162,7 @@ def change(**changes: object) -> OrderedDict:
     [
         (change(_2__bias=None), r"1 missing from the file: `2.bias` \(3,\)\. Build the model"),
         (change(extra=torch.zeros(2, 7)), r"1 unknown to the model: `extra` \(2, 7\)"),
+        ({**STATE, **WRAPPED}, r"9 unknown to the model: `module.0.weight` \(5, 4\)"),
         (change(epoch=3), r"1 unknown to the model: `epoch` int"),
         (
             make(1, classes=4).state_dict(),
@@ -187,9 +188,7 @@ def test_a_lazy_model(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch: lazy modules are new
         model = nn.Sequential(nn.LazyLinear(3))
-    with pytest.raises(
-        ValueError, match=r"`0.weight` of the model has no shape yet; .*call it"
-    ):
+    with pytest.raises(ValueError, match=r"`0.weight` of the model has no shape yet; .*call it"):
         load_weights(model, tmp_path / "weights.pt")
 
 
@@ -204,9 +203,7 @@ class Bomb:
 
 def test_whole_models_and_code_are_refused(tmp_path):
     torch.save(Whole(2, 2), tmp_path / "whole.pt")
-    message = (
-        r"holds more than numbers: .*test_weights.Whole` would have to be run.*state_dict\("
-    )
+    message = r"holds more than numbers: .*test_weights.Whole` would have to be run.*state_dict\("
     with pytest.raises(ValueError, match=message):
         load_weights(Whole(2, 2), tmp_path / "whole.pt")
     bomb = Bomb()
@@ -256,9 +253,7 @@ def test_files_that_are_no_checkpoint(tmp_path):
     (tmp_path / "text.pt").write_text("hello world\n" * 9)
     (tmp_path / "picture.pt").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(99))
     for name in ("arrays.npz", "text.pt", "picture.pt"):
-        with pytest.raises(
-            ValueError, match=r"cut short or not a PyTorch file \(.*download it"
-        ):
+        with pytest.raises(ValueError, match=r"cut short or not a PyTorch file \(.*download it"):
             load_weights(make(), tmp_path / name)
     header = struct.pack("<Q", 10) + b"not json.."
     for number, content in enumerate((b"abc", header, bytes(99))):

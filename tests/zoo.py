@@ -280,14 +280,14 @@ def trained(name: str) -> nn.Module:
 def images(name: str, limit: int | None = None, *, split: str = "test") -> Samples:
     """Images for a network, normalised as it expects."""
     _, mean, std = ZOO[name].build()
-    inputs, targets = _raw_images(ZOO[name].data, limit, split)
+    inputs, targets = raw_images(ZOO[name].data, limit, split)
     return Samples(normalise(inputs.clone(), mean, std), targets, name=name, split=split)
 
 
 @lru_cache(maxsize=4)
-def _raw_images(data: str, limit: int | None, split: str) -> Samples:
-    folder = need_data("cifar-10-batches-bin" if data == "cifar10" else "mnist")
-    return load_dataset(f"{data}:{folder}", split=split, limit=limit)
+def raw_images(data: str, limit: int | None, split: str) -> Samples:
+    """Images with values in [0, 1], read once and shared: not to be changed in place."""
+    return load_dataset(f"{data}:{need_data()}", split=split, limit=limit)
 
 
 @torch.no_grad()

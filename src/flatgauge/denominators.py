@@ -23,6 +23,14 @@ Count = Callable[[Batch], float]
 _TOLERANCE = {torch.float64: 1e-8}
 _SINGLE = 1e-3
 
+_NO_MEAN = (
+    "the loss {!r} of a batch is no mean over its samples: taken together they do not give the "
+    "mean of each alone. Either samples influence each other (batch-norm without running "
+    "statistics, a contrastive loss): then there is no loss per sample, use one that has; or the "
+    "mean has a denominator of its own (class weights, a mask): pass `denominator=` a function of "
+    "the targets."
+)
+
 #: Samples that are looked at one by one and together.
 _SAMPLES = 8
 
@@ -108,8 +116,12 @@ def _settle(
     gradient: Callable[[Batch], Tensor],
 ) -> Count:
     """Take the first candidate under which sums add up."""
-    single = [together.rows([i]) for i in range(together.samples)]
     whole = gradient(together)
+    if not torch.isfinite(whole).all():
+        raise ValueError(
+            f"the loss of the first samples looked at is {whole[0].item()}, or its gradient is not "
+            "finite; the training diverged, or the loss overflows on this data."
+        )
     tolerance = _TOLERANCE.get(whole.dtype, _SINGLE)
     if not _close(whole, gradient(together), tolerance):
         raise ValueError(
@@ -117,27 +129,31 @@ def _settle(
             "its randomness follow `self.training` (as `nn.Dropout` does, `F.dropout` does not "
             "by itself), or remove it."
         )
+    single = [together.rows([i]) for i in range(together.samples)]
+    try:
+        parts = [gradient(sample).double() for sample in single]
+    except Exception as error:  # Batch statistics of one sample, a loss that compares samples.
+        raise ValueError(_NO_MEAN.format(loss.name)) from error
     whole = whole.double()
-    parts = torch.stack([gradient(sample) for sample in single]).double()
-    is_sum = _close(whole, parts.sum(0), tolerance)
+    is_sum = _close(whole, _weighted([1.0] * len(parts), parts), tolerance)
     if loss.count is not None and is_sum:  # A known total adds up as it is.
         return next(iter(counts.values()))
     for count in counts.values() if loss.count is None else ():
-        weights = torch.tensor([count(sample) for sample in single]).to(parts)
-        if _close(count(together) * whole, weights @ parts, tolerance):
+        weights = [count(sample) for sample in single]
+        if _close(count(together) * whole, _weighted(weights, parts), tolerance):
             return count
     if loss.count is None and is_sum:
         raise ValueError(
             f"the loss {loss.name!r} is a sum over the batch, but a loss surface is a mean; "
             "return the mean (`reduction='mean'`)."
         )
-    raise ValueError(
-        f"the loss {loss.name!r} of a batch is no mean over its samples: taken together they do "
-        "not give the mean of each alone. Either samples influence each other (batch-norm "
-        "without running statistics, a contrastive loss): then there is no loss per sample, use "
-        "one that has; or the mean has a denominator of its own (class weights, a mask): pass "
-        "`denominator=` a function of the targets."
-    )
+    raise ValueError(_NO_MEAN.format(loss.name))
+
+
+def _weighted(weights: list[float], parts: list[Tensor]) -> Tensor:
+    """A weighted sum that leaves out what has weight zero, be it nan."""
+    terms = [weight * part for weight, part in zip(weights, parts, strict=True) if weight != 0]
+    return torch.stack(terms).sum(0) if terms else torch.zeros_like(parts[0])
 
 
 def _close(left: Tensor, right: Tensor, tolerance: float) -> bool:
@@ -166,9 +182,7 @@ def _variety(batch: Batch) -> tuple[tuple[float, int], list[int]]:
     if labels is None:
         return (0.0, 0), list(range(batch.samples))
     first = batch.target.cpu().reshape(batch.samples, -1)[:, 0]
-    order = sorted(
-        (i for i in range(batch.samples) if labels[i] > 0), key=lambda i: (labels[i], first[i])
-    )
-    if len(order) < 2:
-        return (-1.0, 0), list(range(batch.samples))
-    return (float(labels[order[-1]] / labels[order[0]]), len(first.unique())), order
+    order = sorted(range(batch.samples), key=lambda i: (labels[i], first[i]))
+    if not labels.any():
+        return (-1.0, 0), order
+    return (float(labels.max() - labels.min()) / float(labels.max()), len(first.unique())), order

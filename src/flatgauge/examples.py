@@ -57,5 +57,5 @@ def bowl(curvatures: list[float]) -> LossSurface:
     scales = torch.tensor(curvatures, dtype=torch.float64)
     model = nn.Linear(len(scales), 1, bias=False).double()
     nn.init.zeros_(model.weight)
-    inputs = torch.diag((scales / 2 * len(scales)).sqrt())
+    inputs = torch.diag((len(scales) * scales / 2).sqrt())
     return LossSurface(model, "mse", (inputs, torch.zeros(len(scales), 1, dtype=torch.float64)))

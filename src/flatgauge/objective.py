@@ -30,6 +30,9 @@ _WORKING_SET = 24 * 2**20
 #: Below this many samples, kernels lose more by being small than the cache gives.
 _SMALLEST_CHUNK = 48
 
+#: Entries of every parameter's gradient by which losses are compared.
+_ENTRIES = 256
+
 #: Samples on which memory and methods are tried out.
 _FEW = 4
 
@@ -135,7 +138,10 @@ class Objective:
         vector = [torch.ones_like(leaf) for leaf in leaves]
         try:
             if method == "reverse":
-                GradientGraph(function, leaves).product(vector, last=True)
+                graph = GradientGraph(function, leaves)
+                if graph.has_dead_end():
+                    return "a function in the model is marked once_differentiable"
+                graph.product(vector, last=True)
             elif method == "forward":
                 forward_product(function, leaves, vector)
         except (RuntimeError, NotImplementedError) as error:
@@ -149,7 +155,11 @@ class Objective:
         return self._loss.total(output, chunk.target)
 
     def _loss_and_gradient(self, batch: Batch) -> Tensor:
-        """Loss and gradient of a small batch as one vector."""
+        """Loss and entries of the gradient of a small batch, as one vector.
+
+        Some entries of every parameter say as much as all about how samples add up, and
+        cost no memory.
+        """
         leaves = self._subject.leaves
         value = self._raw(leaves, self._subject.place(batch))
         pieces = differentiate(value, leaves)
@@ -157,7 +167,8 @@ class Objective:
             torch.zeros_like(leaf) if piece is None else piece
             for leaf, piece in zip(leaves, pieces, strict=True)
         ]
-        return torch.cat([value.detach().reshape(1), *(part.reshape(-1) for part in parts)])
+        entries = [part.reshape(-1)[:: max(part.numel() // _ENTRIES, 1)] for part in parts]
+        return torch.cat([value.detach().reshape(1), *entries])
 
     def _measured_bytes(self, batch: Batch) -> float:
         """What autograd keeps for a chunk beyond parameters and inputs."""

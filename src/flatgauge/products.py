@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -47,6 +47,24 @@ class GradientGraph:
             retain_graph=not last,
             allow_unused=True,
         )
+
+    def has_dead_end(self) -> bool:
+        """Whether a function in the graph can be differentiated once only.
+
+        Autograd does not object: it takes such a function (`once_differentiable`) for a
+        constant, and the products come out too small without a word.
+        """
+        seen: set[Any] = set()
+        waiting: list[Any] = [piece.grad_fn for _, piece in self._pieces]
+        while waiting:
+            node = waiting.pop()
+            if node is None or node in seen:
+                continue
+            if node.name() == "torch::autograd::Error":
+                return True
+            seen.add(node)
+            waiting += [following for following, _ in node.next_functions]
+        return False
 
 
 def _differentiable(piece: Tensor | None) -> bool:

@@ -432,11 +432,8 @@ def _method(name: str) -> Method:
 
 def _check_order(model: Any, loss: Any, data: Any) -> None:
     """Catch arguments in the wrong order, as other tools have them."""
-    modules = [isinstance(item, nn.Module) and any(item.parameters()) for item in (loss, data)]
-    if (
-        not isinstance(model, nn.Module)
-        and any(isinstance(item, nn.Module) for item in (loss, data))
-    ) or any(modules):
+    misplaced = isinstance(loss, nn.Module) and not isinstance(model, nn.Module)
+    if misplaced or isinstance(data, nn.Module):
         kinds = ", ".join(type(item).__name__ for item in (model, loss, data))
         raise TypeError(f"LossSurface got ({kinds}); the order is LossSurface(model, loss, data).")
 

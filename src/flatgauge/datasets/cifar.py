@@ -37,9 +37,7 @@ def load_cifar10(folder: str, *, split: str, limit: int | None) -> tuple[Tensor,
     stems = [f"data_batch_{number}" for number in range(1, 6)]
     pixels, labels, size = [], [], 0
     for stem in stems if split == "train" else ["test_batch"]:
-        batch_pixels, batch_labels = _read(
-            folders, stem, None if limit is None else limit - size
-        )
+        batch_pixels, batch_labels = _read(folders, stem, None if limit is None else limit - size)
         pixels.append(batch_pixels)
         labels.append(batch_labels)
         size += len(batch_labels)

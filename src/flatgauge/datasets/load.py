@@ -59,9 +59,7 @@ _ALL = (
         "fashion-mnist:DIR",
         "Fashion-MNIST, 28×28 pixels, IDX files in DIR",
         FASHION,
-        partial(
-            load_idx, subfolders=("raw", "FashionMNIST/raw", "FashionMNIST", "fashion-mnist")
-        ),
+        partial(load_idx, subfolders=("raw", "FashionMNIST/raw", "FashionMNIST", "fashion-mnist")),
     ),
     Builtin(
         "cifar10:DIR",
@@ -134,9 +132,7 @@ def _check_usage(spec: str, name: str, folder: str, split: str) -> None:
             f"`{spec}` lacks the folder its files are in; write `{usage}`, with DIR your own."
         )
     if spec != name and usage == name:
-        raise ValueError(
-            f"`{spec}` has {folder!r} too many; `{name}` needs no folder; drop it."
-        )
+        raise ValueError(f"`{spec}` has {folder!r} too many; `{name}` needs no folder; drop it.")
     if split not in ("train", "test"):
         raise ValueError(f"`split={split!r}` is unknown; `{name}` has 'train' and 'test'.")
 

@@ -57,16 +57,16 @@ def load_npz(path: str, *, split: str, limit: int | None) -> tuple[Tensor, Tenso
 
 def _read(path: Path, split: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Read the two arrays, whatever they are called."""
-    try:
-        archive = np.load(path, allow_pickle=False)
-    except _DAMAGE as error:
-        raise ValueError(_damaged(path, error)) from error
-    if not isinstance(archive, np.lib.npyio.NpzFile):
-        raise ValueError(
-            f"`{path}` holds one array without a name; needed are inputs and targets; write it "
-            f"with `numpy.savez(path, inputs=..., targets=...)`."
-        )
-    with archive:
+    with path.open("rb") as stream:  # numpy leaves a file it opened itself open on an error
+        try:
+            archive = np.load(stream, allow_pickle=False)
+        except _DAMAGE as error:
+            raise ValueError(_damaged(path, error)) from error
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise ValueError(
+                f"`{path}` holds one array without a name; needed are inputs and targets; write "
+                f"it with `numpy.savez(path, inputs=..., targets=...)`."
+            )
         left, right = _names(list(archive), split, path)
         return _array(archive, left, path), _array(archive, right, path)
 

@@ -84,9 +84,7 @@ def check_limit(limit: int | None) -> None:
     Raises:
         ValueError: If it is not such a number.
     """
-    if limit is not None and (
-        isinstance(limit, bool) or not isinstance(limit, int) or limit < 1
-    ):
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
         raise ValueError(
             f"`limit={limit!r}` leaves no samples; needed is a whole number of at least 1; "
             f"leave it out to take all."

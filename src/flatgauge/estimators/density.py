@@ -61,9 +61,13 @@ class SpectralDensity:
 
     @property
     def width(self) -> float:
-        """Default smoothing: a hundredth of the spectrum (of its value, if it is one point)."""
+        """Default smoothing: a hundredth of the spectrum's extent.
+
+        The extent counts as no less than a thousandth of the largest value in size, so that
+        rounding is not mistaken for it, and as 1 if all values are 0.
+        """
         low, high = self.extremes
-        return 0.01 * ((high - low) or abs(high) or 1.0)
+        return 0.01 * (max(high - low, 1e-3 * abs(low), 1e-3 * abs(high)) or 1.0)
 
     @property
     def mean(self) -> Estimate:

@@ -191,9 +191,7 @@ class Search:
         return True
 
 
-def chance_of_missing(
-    last: float, best: float, opposite: float, *, steps: int, size: int
-) -> float:
+def chance_of_missing(last: float, best: float, opposite: float, *, steps: int, size: int) -> float:
     r"""Chance that a Krylov space from a random start shows nothing of an eigenvalue there is.
 
     Definition:

@@ -97,10 +97,8 @@ def trace(
     if probes is None and tolerance is None:
         tolerance = 0.05
     _check(probes, tolerance, max_matvecs, method)
-    plan = (
-        _Plan.fixed(probes, method) if probes else _Plan.open(max_matvecs, matrix.size, method)
-    )
-    options = {"method": method, "probes": probes, "tolerance": tolerance}
+    plan = _Plan.fixed(probes, method) if probes else _Plan.open(max_matvecs, matrix.size, method)
+    options = {"method": method, **({"probes": probes} if probes else {"tolerance": tolerance})}
     if matrix.size <= plan.least:
         return _exact(matrix, options)
     source = random_vectors.required(
@@ -230,9 +228,7 @@ def _quadratic(matrix: Matrix, vectors: Tensor) -> Array:
 def _products(matrix: Matrix, vectors: Tensor) -> Tensor:
     """The matrix times columns ``(p, k)``, a block at a time."""
     blocks = [vectors[:, i : i + BLOCK] for i in range(0, vectors.shape[1], BLOCK)]
-    return torch.cat(
-        [vectors[:, :0], *(matrix @ block.contiguous() for block in blocks)], dim=1
-    )
+    return torch.cat([vectors[:, :0], *(matrix @ block.contiguous() for block in blocks)], dim=1)
 
 
 def _check(probes: int | None, tolerance: float | None, max_matvecs: int, method: str) -> None:

@@ -11,6 +11,10 @@ import torch
 
 from flatgauge.surface import LossSurface
 
+#: Where ‖gradient‖ ‖θ‖ / (1 + L) exceeds this, the point is marked as no minimum. Relative to
+#: 1 + L as cross-entropy falls for ever: relative to L alone no trained network would be one.
+STEEP = 0.1
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -62,11 +66,11 @@ def facts_of(surface: LossSurface, *, seed: int) -> Facts:
     loss, gradient = surface.value_and_gradient()
     length = float(gradient.double().norm())
     notes = list(surface.notes)
-    # A step of 1 % of ‖θ‖ against the gradient would lower the loss by more than 1 %.
-    if length * float(surface.point.double().norm()) > abs(loss):
+    steepness = length * float(surface.point.double().norm())
+    if steepness > STEEP * (1 + abs(loss)):
         notes.append(
             f"not a minimum: ‖gradient‖ = {length:.3g}; moving the weights by 1 % of their norm "
-            "lowers the loss by more than 1 %"
+            f"lowers the loss from {loss:.3g} by about {steepness / 100:.2g}"
         )
     return Facts(
         model=type(surface.model).__name__,

@@ -72,3 +72,24 @@ def aligned(cells: Sequence[tuple[str, ...]]) -> list[str]:
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
         for row in cells
     ]
+
+
+def rich_print(facts: Facts, estimates: Mapping[str, Estimate]) -> None:
+    """Print a report on a terminal, with colour where it has any.
+
+    Args:
+        facts: The facts of the run.
+        estimates: By name of the measure.
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    console.print(header(facts), highlight=False)
+    table = Table(*COLUMNS, header_style="bold")
+    for row in rows(estimates):
+        table.add_row(*row)
+    console.print(table)
+    for name, item in estimates.items():
+        for note in item.notes:
+            console.print(f"[dim]{name}: {note}[/dim]", highlight=False)

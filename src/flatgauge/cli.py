@@ -1,0 +1,182 @@
+"""The command line: arguments in, a public function called, its result printed."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from flatgauge.report import Report
+    from flatgauge.surface import LossSurface
+
+app = typer.Typer(
+    name="flatgauge",
+    help="How flat is the minimum of a trained network, whatever way it is written?",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+#: What a wrong call, file or model raises; anything else is a fault of flatgauge's own.
+_TEACHING = (ValueError, TypeError, OSError, ImportError, MemoryError)
+
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads to use.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Seed = Annotated[int, typer.Option(min=0, help="Seed of everything random.")]
+
+
+@app.command(epilog="Example: flatgauge measure nets.py:lenet --weights lenet.pt --data mnist:data")
+def measure(
+    model: Annotated[
+        str, typer.Argument(help="path/to/file.py:factory or package.module:factory.")
+    ],
+    data: Annotated[
+        str,
+        typer.Option(
+            help="digits, mnist:DIR, fashion-mnist:DIR, cifar10:DIR, a .npz, or file.py:factory."
+        ),
+    ],
+    weights: Annotated[
+        str | None, typer.Option(help="Checkpoint: .safetensors, or a .pt of tensors only.")
+    ] = None,
+    loss: Annotated[
+        str,
+        typer.Option(
+            help="cross_entropy, mse, nll, l1, binary_cross_entropy, output (the model's own), "
+            "or file.py:function."
+        ),
+    ] = "cross_entropy",
+    measures: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--measure",
+            "-m",
+            help="A measure; repeat for several. All if not given.",
+            autocompletion=lambda: _measure_names(),
+        ),
+    ] = None,
+    split: Annotated[str | None, typer.Option(help="train (the default) or test.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Take only the first N samples.")] = None,
+    mean: Annotated[str | None, typer.Option(help="Per channel, e.g. .485,.456,.406.")] = None,
+    std: Annotated[str | None, typer.Option(help="Per channel, e.g. .229,.224,.225.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="float32 or float64; the model's own if not given.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
+    memory: Annotated[str, typer.Option(help="What may be used, e.g. 2GiB.")] = "auto",
+    weight_decay: Annotated[float, typer.Option(help="Adds ½ · this · ‖θ‖² to the loss.")] = 0.0,
+    seed: Seed = 0,
+    threads: Threads = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Measure how flat a trained model's minimum is."""
+    import flatgauge as fg
+    from flatgauge.command import open_surface, set_threads
+
+    set_threads(threads)
+    surface, notes = open_surface(
+        model=model,
+        weights=weights,
+        data=data,
+        loss=loss,
+        split=split,
+        limit=limit,
+        mean=mean,
+        std=std,
+        dtype=dtype,
+        device=device,
+        memory=memory,
+        weight_decay=weight_decay,
+    )
+    for note in notes:
+        typer.echo(f"note: {note}", err=True)
+    with _progress(surface) as report_progress:
+        report = fg.measure(surface, measures=measures or None, seed=seed, progress=report_progress)
+    _print_report(report, json)
+
+
+@app.command(epilog="Example: flatgauge catalogue hessian_trace")
+def catalogue(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            help="A measure, to be explained in full.", autocompletion=lambda: _measure_names()
+        ),
+    ] = None,
+    json: Json = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown page.")] = False,
+    debug: Debug = False,
+) -> None:
+    """List every measure, what it is and what it is invariant to."""
+    from flatgauge.measures import catalogue as frame
+    from flatgauge.report.catalogue import explain, markdown_page, overview
+
+    if name is not None:
+        typer.echo(explain(name))
+    elif json:
+        typer.echo(frame().to_json(orient="records", indent=2, force_ascii=False))
+    else:
+        typer.echo(markdown_page() if markdown else overview())
+
+
+@app.command()
+def demo(threads: Threads = None, seed: Seed = 0, debug: Debug = False) -> None:
+    """Train a small network on digits, measure it, rescale it, and measure again."""
+    from flatgauge.command import set_threads
+    from flatgauge.demo import run
+
+    set_threads(threads)
+    run(typer.echo, seed=seed)
+
+
+def main() -> None:
+    """Run the command line; errors are one line on stderr unless ``--debug`` is given."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        typer.echo("interrupted", err=True)
+        sys.exit(130)
+    except BrokenPipeError:
+        sys.stderr.close()  # The reader (`| head`) has had enough; that is no error.
+        sys.exit(0)
+    except Exception as error:
+        if "--debug" in sys.argv:
+            raise
+        teaching = isinstance(error, _TEACHING)
+        kind = "error" if teaching else f"internal error ({type(error).__name__})"
+        hint = "" if teaching else "; run again with --debug for the traceback"
+        typer.echo(f"{kind}: {error}{hint}", err=True)
+        sys.exit(2 if teaching else 70)
+
+
+def _measure_names() -> list[str]:
+    """The measures, for completion."""
+    from flatgauge.measures import registry
+
+    return [item.name for item in registry]
+
+
+def _progress(surface: LossSurface) -> Any:
+    """A bar on stderr while measures run, if somebody is watching."""
+    if not sys.stderr.isatty():
+        return nullcontext()
+    from flatgauge.report.progress import bar
+
+    return bar(surface)
+
+
+def _print_report(report: Report, json: bool) -> None:
+    """Print a report for a program, a person at a terminal, or a file."""
+    if json:
+        typer.echo(report.to_json())
+    elif sys.stdout.isatty():
+        from flatgauge.report.table import rich_print
+
+        rich_print(report.facts, report.estimates)
+    else:
+        typer.echo(repr(report))

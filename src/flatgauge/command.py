@@ -1,0 +1,116 @@
+"""What the commands share: a surface from the words of a command line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from flatgauge.datasets import load_dataset
+from flatgauge.losses import NAMED
+from flatgauge.surface import LossSurface
+from flatgauge.user_code import build_model, resolve
+from flatgauge.weights import load_weights
+
+_DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+def open_surface(
+    *,
+    model: str,
+    weights: str | None,
+    data: str,
+    loss: str,
+    split: str | None,
+    limit: int | None,
+    mean: str | None,
+    std: str | None,
+    dtype: str | None,
+    device: str,
+    memory: str,
+    weight_decay: float,
+) -> tuple[LossSurface, list[str]]:
+    """Build the surface that a command line describes.
+
+    Args:
+        model: Reference to a model or its factory.
+        weights: Checkpoint file.
+        data: Name of or reference to the data.
+        loss: Name of or reference to the loss; "output" for the model's own.
+        split: Which part of the data; None for the data's own default.
+        limit: How many samples.
+        mean: Numbers with commas, per channel.
+        std: Numbers with commas, per channel.
+        dtype: Precision.
+        device: Where to run.
+        memory: Budget.
+        weight_decay: Penalty.
+
+    Returns:
+        The surface, and notes on how the weights were read.
+
+    Raises:
+        ValueError: If a word is not understood.
+    """
+    if dtype is not None and dtype not in _DTYPES:
+        raise ValueError(f"`--dtype {dtype}` is unknown; use {' or '.join(_DTYPES)}.")
+    chosen_loss = _loss(loss)
+    module = build_model(model)
+    notes = load_weights(module, weights) if weights is not None else []
+    options = {"limit": limit, "mean": _numbers("mean", mean), "std": _numbers("std", std)}
+    samples = load_dataset(data, **({} if split is None else {"split": split}), **options)
+    try:
+        module = module.to(device)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"`--device {device}` cannot be used here: {error}") from error
+    surface = LossSurface(
+        module,
+        chosen_loss,
+        samples,
+        memory=memory,
+        dtype=None if dtype is None else _DTYPES[dtype],
+        weight_decay=weight_decay,
+    )
+    return surface, notes
+
+
+def set_threads(threads: int | None) -> None:
+    """Let every numerical library of this process use so many threads, and no more.
+
+    Args:
+        threads: How many; None leaves the libraries' own choice.
+    """
+    if threads is None:
+        return
+    from threadpoolctl import threadpool_limits
+
+    torch.set_num_threads(threads)
+    threadpool_limits(threads)
+
+
+def _loss(text: str) -> str | Callable[[Any, Any], Any] | None:
+    """Read the name of a loss, or where to find one."""
+    if text == "output":
+        return None
+    if ":" not in text:
+        if text not in NAMED:
+            raise ValueError(
+                f"`--loss {text}` is not a loss flatgauge knows; use {', '.join(sorted(NAMED))}, "
+                "output (the model's own), or path/to/file.py:function."
+            )
+        return text
+    function: Callable[[Any, Any], Any] = resolve(text)
+    return function
+
+
+def _numbers(name: str, text: str | None) -> list[float] | None:
+    """Read numbers separated by commas."""
+    if text is None:
+        return None
+    try:
+        return [float(word) for word in text.split(",")]
+    except ValueError:
+        raise ValueError(
+            f"`--{name} {text}` must be numbers separated by commas, one per channel."
+        ) from None

@@ -1,0 +1,112 @@
+"""The demonstration: one network written in two ways, measured in both."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flatgauge.datasets import load_dataset
+from flatgauge.measuring import measure
+from flatgauge.report import Report
+from flatgauge.report.table import aligned, header
+from flatgauge.surface import LossSurface
+
+#: The factor between the two ways of writing the network; a power of two loses no bit.
+FACTOR = 32.0
+
+
+def run(say: Callable[[str], None], *, seed: int = 0) -> tuple[Report, Report]:
+    """Train, measure, rescale, measure again, and say what moved.
+
+    Args:
+        say: Called with every piece of text.
+        seed: Of the training and the measures.
+
+    Returns:
+        The reports before and after rescaling.
+    """
+    images, labels = load_dataset("digits")
+    test_images, test_labels = load_dataset("digits", split="test")
+    say(f"Training a network 64-32-32-10 on {len(images)} images of digits ...")
+    model = train(images, labels, seed=seed)
+    accuracy = (model(test_images).argmax(1) == test_labels).float().mean().item()
+    twin = rescaled(model)
+    change = (model(test_images) - twin(test_images)).abs().max().item()
+    say(f"test accuracy {accuracy:.1%}\n")
+
+    before = measure(LossSurface(model, "cross_entropy", (images, labels)), seed=seed)
+    say(header(before.facts))
+    say(
+        f"\nNow the same network, written differently: layer 1 times {FACTOR:g}, layer 2 divided "
+        f"by {FACTOR:g}.\nLargest change of any output on the test set: {change:g}\n"
+    )
+    after = measure(LossSurface(twin, "cross_entropy", (images, labels)), seed=seed)
+    say("\n".join(aligned(_side_by_side(before, after))))
+    say(
+        "\nThe function is the same to the last bit; the classical measures of its flatness are "
+        "not.\nThey depend on how the network is written."
+    )
+    return before, after
+
+
+def train(images: Tensor, labels: Tensor, *, seed: int) -> nn.Sequential:
+    """A small ReLU network, trained until its loss is small.
+
+    Args:
+        images: Of shape (N, 1, 8, 8).
+        labels: Of shape (N,).
+        seed: Of the initial weights.
+
+    Returns:
+        The network.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = nn.Sequential(
+            nn.Flatten(),
+            nn.Linear(64, 32),
+            nn.ReLU(),
+            nn.Linear(32, 32),
+            nn.ReLU(),
+            nn.Linear(32, 10),
+        )
+    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for _ in range(600):
+        optimizer.zero_grad()
+        F.cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+    return model
+
+
+def rescaled(model: nn.Sequential) -> nn.Sequential:
+    """The same function with other weights: every first-layer unit times `FACTOR`.
+
+    Args:
+        model: A network made by `train`; not changed.
+
+    Returns:
+        A copy in which what enters the first hidden layer is multiplied and what leaves it
+        is divided.
+    """
+    twin = copy.deepcopy(model)
+    first, second = twin[1], twin[3]
+    assert isinstance(first, nn.Linear)
+    assert isinstance(second, nn.Linear)
+    with torch.no_grad():
+        first.weight *= FACTOR
+        first.bias *= FACTOR
+        second.weight /= FACTOR
+    return twin
+
+
+def _side_by_side(before: Report, after: Report) -> list[tuple[str, ...]]:
+    """A table of both reports and how far each measure moved."""
+    rows: list[tuple[str, ...]] = [("measure", "as trained", "rescaled", "ratio")]
+    for name, estimate in before.items():
+        ratio = after[name].value / estimate.value
+        rows.append((name, str(estimate), str(after[name]), f"{ratio:.3g}"))
+    return rows

@@ -1,0 +1,143 @@
+"""Small networks with data, one for every kind of layer and loss; each is built anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flatgauge import LossSurface
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, a loss by name and in torch's own words, and data."""
+
+    model: nn.Module
+    loss: Any
+    torch_loss: Callable[[Tensor, Tensor], Tensor]
+    inputs: Tensor
+    targets: Tensor
+
+    def surface(self, **options: Any) -> LossSurface:
+        return LossSurface(self.model, self.loss, (self.inputs, self.targets), **options)
+
+
+class Residual(nn.Module):
+    """Two convolutions around a skip connection, batch-norm with stored statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(2, 3, 3, padding=1, bias=False)
+        self.norm0 = nn.BatchNorm2d(3)
+        self.conv = nn.Conv2d(3, 3, 3, padding=1, bias=False)
+        self.norm = nn.BatchNorm2d(3)
+        self.head = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.norm0(self.stem(x)))
+        x = torch.relu(x + self.norm(self.conv(x)))
+        return self.head(x.mean((2, 3)))
+
+
+class Tied(nn.Module):
+    """One weight matrix used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 4)
+        self.second = nn.Linear(4, 4)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.relu(self.first(x)))
+
+
+class Attention(nn.Module):
+    """One head of attention between two linear maps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(3, 4)
+        self.query, self.key, self.value = (nn.Linear(4, 4) for _ in range(3))
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x)
+        mixed = F.scaled_dot_product_attention(self.query(x), self.key(x), self.value(x))
+        return self.head((x + mixed).mean(1))
+
+
+def _mlp(*widths: int, bias: bool = True, activation: type[nn.Module] = nn.ReLU) -> nn.Module:
+    layers: list[nn.Module] = []
+    for index, (inner, outer) in enumerate(zip(widths, widths[1:], strict=False)):
+        layers += [activation()] if index else []
+        layers.append(nn.Linear(inner, outer, bias=bias))
+    return nn.Sequential(*layers)
+
+
+def _case(
+    model: nn.Module, shape: tuple[int, ...], loss: str = "cross_entropy", samples: int = 11
+) -> Case:
+    """Classification into three classes, or regression onto two numbers, in float64."""
+    model = model.double()
+    for module in model.modules():  # Stored statistics as after some training.
+        if isinstance(module, nn.BatchNorm2d):
+            module.running_mean = torch.randn(module.num_features).double() * 0.3
+            module.running_var = torch.rand(module.num_features).double() + 0.5
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+    inputs = torch.randn(samples, *shape).double()
+    if loss == "mse":
+        return Case(model, loss, F.mse_loss, inputs, torch.randn(samples, 2).double())
+    return Case(model, loss, F.cross_entropy, inputs, torch.randint(0, 3, (samples,)))
+
+
+def _conv_pool() -> Case:
+    model = nn.Sequential(
+        nn.Conv2d(1, 3, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(3, 2, 3),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(8, 3),
+    )
+    return _case(model, (1, 8, 8))
+
+
+def _grouped_dilated() -> Case:
+    model = nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=2, dilation=2, groups=2),
+        nn.ReLU(),
+        nn.Conv2d(4, 4, 3, stride=2, groups=4),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(16, 3),
+    )
+    return _case(model, (2, 6, 6))
+
+
+_BUILDERS: dict[str, Callable[[], Case]] = {
+    "mlp": lambda: _case(_mlp(4, 5, 4, 3), (4,)),
+    "mlp without biases": lambda: _case(_mlp(4, 5, 4, 3, bias=False), (4,)),
+    "conv and max-pool": _conv_pool,
+    "grouped and dilated conv": _grouped_dilated,
+    "residual with batch-norm": lambda: _case(Residual(), (2, 4, 4)),
+    "leaky relu with mse": lambda: _case(_mlp(3, 5, 4, 2, activation=nn.LeakyReLU), (3,), "mse"),
+    "gelu": lambda: _case(_mlp(4, 5, 4, 3, activation=nn.GELU), (4,)),
+    "tied weights": lambda: _case(Tied(), (4,)),
+    "attention": lambda: _case(Attention(), (5, 3)),
+}
+
+CASES = tuple(_BUILDERS)
+
+
+def build(name: str, *, seed: int = 0) -> Case:
+    """Build a case, leaving the global random state alone."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return _BUILDERS[name]()

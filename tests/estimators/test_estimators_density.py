@@ -1,0 +1,156 @@
+"""The spectral density: quadrature by its definition, moments and shares that hold."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from prescribed import SPECTRA, eigenvalues, matrix_with, seeded
+
+from flatgauge.estimators import spectral_density
+
+
+def test_by_hand():
+    spectrum = spectral_density(torch.diag(torch.tensor([1.0, 5.0])), probes=3, generator=seeded(0))
+    starts = torch.stack([torch.randn(2, generator=g) for g in [seeded(0)] for _ in range(3)])
+    shares = starts**2 / (starts**2).sum(dim=1, keepdim=True)
+    torch.testing.assert_close(spectrum.nodes, torch.tensor([[1.0, 5.0]] * 3).double())
+    torch.testing.assert_close(spectrum.weights, shares.double(), rtol=1e-5, atol=1e-6)
+    assert (spectrum.size, spectrum.matvecs) == (2, 6)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5])
+def test_low_powers_are_integrated_without_error(steps):
+    matrix = matrix_with(SPECTRA["power law"])
+    spectrum = spectral_density(matrix, probes=2, steps=steps, generator=seeded(1))
+    start = torch.randn(200, generator=seeded(1), dtype=torch.float64)
+    start /= start.norm()
+    power = start
+    for order in range(1, 2 * steps):
+        power = matrix @ power
+        integral = (spectrum.weights[0] * spectrum.nodes[0] ** order).sum().item()
+        assert integral == pytest.approx((start @ power).item(), rel=1e-9)
+
+
+@pytest.mark.parametrize("spectrum", SPECTRA)
+def test_weights_are_shares_and_nodes_lie_within_the_spectrum(spectrum):
+    matrix = matrix_with(SPECTRA[spectrum])
+    found = spectral_density(matrix, probes=3, steps=12, generator=seeded(0))
+    assert (found.weights >= 0).all()
+    torch.testing.assert_close(found.weights.sum(dim=1), torch.ones(3).double())
+    expected = eigenvalues(matrix)
+    slack = 1e-12 * np.abs(expected).max()
+    low, high = found.extremes
+    assert expected[-1] - slack <= low <= high <= expected[0] + slack
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("spectrum", ["linear", "repeated"])
+def test_moments_agree_within_their_own_error_for_any_seed(spectrum, dtype):
+    values = SPECTRA.get(spectrum, np.linspace(-1, 2, 150))
+    matrix = matrix_with(values, dtype)
+    exact = [(values**order).mean() for order in (1, 2, 3)]
+    for seed in range(100 if dtype == torch.float64 else 5):
+        found = spectral_density(matrix, probes=20, steps=2, generator=seeded(seed))
+        for order in (1, 2, 3):
+            moment = found.moment(order)
+            assert abs(moment.value - exact[order - 1]) < 5 * moment.stderr, (seed, order)
+        assert found.mean == found.moment(1)
+        assert found.mean.stderr < abs(exact[0])
+        assert found.mean.matvecs == found.matvecs == 40
+
+
+@pytest.mark.parametrize("spectrum", ["network", "low rank", "identity", "two", "zero"])
+@pytest.mark.parametrize("width", [None, 0.3])
+def test_the_density_integrates_to_one(spectrum, width):
+    found = spectral_density(matrix_with(SPECTRA[spectrum]), steps=20, generator=seeded(0))
+    curve = found.density(width=width)
+    assert len(curve.grid) == len(curve.values) == len(curve.stderr) == 1001
+    assert torch.trapezoid(curve.values, curve.grid).item() == pytest.approx(1.0, abs=1e-6)
+    assert (curve.values >= 0).all()
+
+
+def test_the_density_is_the_sum_of_its_bells():
+    found = spectral_density(matrix_with(SPECTRA["two"]), probes=2, generator=seeded(0))
+    curve = found.density(torch.tensor([0.5]), width=2.0)
+    by_hand = [
+        sum(
+            w * math.exp(-(((0.5 - x) / 2) ** 2) / 2) / (2 * math.sqrt(2 * math.pi))
+            for x, w in zip(nodes, weights, strict=True)
+        )
+        for nodes, weights in zip(found.nodes.tolist(), found.weights.tolist(), strict=True)
+    ]
+    assert curve.values.item() == pytest.approx(sum(by_hand) / 2)
+    assert curve.stderr.item() == pytest.approx(abs(by_hand[0] - by_hand[1]) / 2)
+
+
+@pytest.mark.parametrize("spectrum", ["outliers", "network", "negative dominant", "power law"])
+def test_shares_below_a_place_are_those_of_the_eigenvalues(spectrum):
+    matrix = matrix_with(SPECTRA[spectrum])
+    expected = eigenvalues(matrix)
+    found = spectral_density(matrix, probes=30, steps=40, generator=seeded(0))
+    curve = found.cumulative()
+    truth = (expected[:, None] <= curve.grid.numpy()).mean(axis=0)
+    # one probe is off by about 1 / sqrt(p); 30 of them by less, plus one node's own weight
+    assert np.abs(curve.values.numpy() - truth).mean() < 0.02
+    assert (curve.values.diff() >= -1e-12).all()
+    assert curve.values[[0, -1]].tolist() == pytest.approx([0.0, 1.0])
+
+
+def test_shares_of_repeated_values_agree_within_their_error():
+    matrix = torch.diag(torch.tensor([0.0] * 60 + [1.0] * 30 + [5.0] * 10).double())
+    for seed in range(20):
+        found = spectral_density(matrix, probes=20, generator=seeded(seed))
+        curve = found.cumulative(torch.tensor([-1.0, 0.5, 3.0, 9.0]))
+        assert found.matvecs == 3 * 20
+        off = (curve.values - torch.tensor([0.0, 0.6, 0.9, 1.0])).abs()
+        assert (off <= 5 * curve.stderr + 1e-9).all()
+        assert curve.stderr.max() < 0.05
+
+
+def test_runs_of_different_lengths_are_filled_up_without_weight():
+    matrix = torch.zeros(3, 3)
+    matrix[0, 0] = 2.0
+    found = spectral_density(matrix, probes=4, steps=3, generator=seeded(0))
+    assert found.nodes.shape == found.weights.shape == (4, 2)
+    assert found.matvecs == 8
+
+
+def test_one_point_is_smoothed_by_a_trifle_of_its_size():
+    found = spectral_density(-4 * torch.eye(20), generator=seeded(0))
+    assert found.width == pytest.approx(4e-5)
+    assert spectral_density(torch.zeros(20, 20), generator=seeded(0)).width == 0.01
+
+
+def test_the_grid_leaves_room_for_the_bells():
+    found = spectral_density(torch.diag(torch.tensor([0.0, 10.0])), generator=seeded(0))
+    grid = found.grid(11, width=1.0)
+    assert grid.tolist() == pytest.approx(np.linspace(-6, 16, 11).tolist(), abs=1e-5)
+
+
+def test_the_same_generator_gives_the_same_bits():
+    matrix = matrix_with(SPECTRA["network"], torch.float32)
+    one, two = (spectral_density(matrix, generator=seeded(4)) for _ in range(2))
+    assert torch.equal(one.nodes, two.nodes)
+    assert torch.equal(one.weights, two.weights)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, r"`spectral_density\(\)` draws random vectors and needs a generator; pass"),
+        ({"probes": 1}, "`probes` is 1; an error bar needs `probes=2` or more"),
+        ({"steps": 0}, "`steps` is 0; each start needs 1 product or more"),
+    ],
+)
+def test_wrong_arguments_are_explained(options, message):
+    with pytest.raises(ValueError, match=message):
+        spectral_density(torch.eye(3), **options)
+
+
+def test_wrong_questions_are_explained():
+    found = spectral_density(torch.eye(3), generator=seeded(0))
+    with pytest.raises(ValueError, match=r"`width` is 0\.0; the bells need a positive"):
+        found.density(width=0.0)
+    with pytest.raises(ValueError, match="`order` is 0; pass a power of 1 or more"):
+        found.moment(0)

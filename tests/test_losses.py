@@ -1,0 +1,189 @@
+"""Losses by name, by module and by callable, each divided by its own denominator."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flatgauge import LossSurface
+
+GENERATOR = torch.Generator().manual_seed(0)
+X = torch.randn(14, 4, generator=GENERATOR).double()
+LABELS = torch.randint(0, 3, (14,), generator=GENERATOR)
+SOFT = torch.randn(14, 3, generator=GENERATOR).double().softmax(1)
+NUMBERS = torch.randn(14, 3, generator=GENERATOR).double()
+WEIGHT = torch.tensor([0.2, 1.0, 5.0]).double()
+IGNORING = LABELS.clone()
+IGNORING[[1, 5, 6, 7]] = -100
+
+
+def net() -> nn.Sequential:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)).double()
+
+
+LOSSES = {
+    "cross_entropy": ("cross_entropy", F.cross_entropy, LABELS),
+    "function": (F.cross_entropy, F.cross_entropy, LABELS),
+    "int32 labels": ("cross_entropy", lambda o, t: F.cross_entropy(o, t.long()), LABELS.int()),
+    "class weights": (nn.CrossEntropyLoss(WEIGHT), None, LABELS),
+    "ignored labels": ("cross_entropy", F.cross_entropy, IGNORING),
+    "other ignored label": (nn.CrossEntropyLoss(ignore_index=2), None, LABELS),
+    "weights and ignored": (nn.CrossEntropyLoss(WEIGHT, ignore_index=-100), None, IGNORING),
+    "label smoothing": (nn.CrossEntropyLoss(WEIGHT, label_smoothing=0.1), None, IGNORING),
+    "soft labels": ("cross_entropy", F.cross_entropy, SOFT),
+    "soft labels, weights": (nn.CrossEntropyLoss(WEIGHT), None, SOFT),
+    "mse": ("mse", F.mse_loss, NUMBERS),
+    "mse module": (nn.MSELoss(), None, NUMBERS),
+    "l1": (nn.L1Loss(), None, NUMBERS),
+    "bce": ("binary_cross_entropy", F.binary_cross_entropy_with_logits, SOFT),
+    "bce module": (nn.BCEWithLogitsLoss(pos_weight=WEIGHT), None, SOFT),
+    "huber, by watching": (nn.HuberLoss(), None, NUMBERS),
+    "callable": (lambda o, t: F.cross_entropy(o, t), None, LABELS),
+    "callable, ignored labels": (lambda o, t: F.cross_entropy(o, t), None, IGNORING),
+}
+
+
+@pytest.mark.parametrize("chunk", [1, 5, 14])
+@pytest.mark.parametrize("name", LOSSES)
+def test_chunks_add_up_to_the_loss_of_the_whole(name, chunk):
+    loss, literal, target = LOSSES[name]
+    model, literal = net(), literal or loss
+    expected = literal(model(X), target)
+    gradient = torch.autograd.grad(expected, list(model.parameters()))
+    surface = LossSurface(model, loss, (X, target), chunk=chunk)
+    assert surface.value() == pytest.approx(expected.item(), rel=1e-12)
+    flat = torch.cat([part.reshape(-1) for part in gradient])
+    torch.testing.assert_close(surface.gradient(), flat, rtol=1e-10, atol=1e-14)
+
+
+def test_nll_of_log_probabilities_is_cross_entropy():
+    model = nn.Sequential(*net(), nn.LogSoftmax(1))
+    for loss in ("nll", nn.NLLLoss(WEIGHT)):
+        surface = LossSurface(model, loss, (X, IGNORING), chunk=4)
+        weight = None if loss == "nll" else WEIGHT
+        expected = F.cross_entropy(net()(X), IGNORING, weight=weight).item()
+        assert surface.value() == pytest.approx(expected, rel=1e-12)
+
+
+class PerToken(nn.Module):
+    """Outputs of shape (N, T, C), or (N, C, T) as torch likes it."""
+
+    def __init__(self, *, classes_first: bool) -> None:
+        super().__init__()
+        self.net, self.classes_first = net(), classes_first
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.net(x.reshape(-1, 7, 4))
+        return out.transpose(1, 2) if self.classes_first else out
+
+
+@pytest.mark.parametrize("classes_first", [False, True])
+def test_positions_count_as_samples_where_the_loss_counts_them(classes_first):
+    inputs, target = X.repeat(3, 1).reshape(6, 7, 4), IGNORING.repeat(3).reshape(6, 7)
+    model = PerToken(classes_first=classes_first)
+    expected = F.cross_entropy(net()(inputs).reshape(-1, 3), target.reshape(-1)).item()
+    for chunk in (1, 4, 6):
+        surface = LossSurface(model, "cross_entropy", (inputs, target), chunk=chunk)
+        assert surface.value() == pytest.approx(expected, rel=1e-12)
+
+
+def weighted(output: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(output, target, weight=WEIGHT)
+
+
+def test_a_hidden_denominator_is_refused_until_it_is_told():
+    with pytest.raises(ValueError, match=r"no mean over its samples.*pass `denominator=`"):
+        LossSurface(net(), weighted, (X, LABELS))
+    surface = LossSurface(
+        net(), weighted, (X, LABELS), denominator=lambda t: WEIGHT[t].sum(), chunk=3
+    )
+    assert surface.value() == pytest.approx(weighted(net()(X), LABELS).item(), rel=1e-12)
+    with pytest.raises(ValueError, match="no mean over its samples"):
+        LossSurface(net(), weighted, (X, LABELS), denominator=len)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda o, t: F.cross_entropy(o, t, reduction="sum"),
+        lambda o, t: o.square().sum(),
+    ],
+)
+def test_a_sum_is_recognised(loss):
+    with pytest.raises(ValueError, match="is a sum over the batch"):
+        LossSurface(net(), loss, (X, LABELS))
+
+
+@pytest.mark.parametrize("reduction", ["sum", "none"])
+def test_a_module_that_is_no_mean_is_refused_by_name(reduction):
+    with pytest.raises(ValueError, match=rf"reduction='{reduction}'.*CrossEntropyLoss\(reduction"):
+        LossSurface(net(), nn.CrossEntropyLoss(reduction=reduction), (X, LABELS))
+
+
+def test_a_contrastive_loss_is_refused():
+    with pytest.raises(ValueError, match="samples influence each other"):
+        LossSurface(net(), lambda o, t: F.cross_entropy(o @ o.T, t), (X, torch.arange(14) % 2))
+
+
+@pytest.mark.parametrize(
+    ("loss", "target", "message"),
+    [
+        ("cross-entropy", LABELS, "`loss='cross-entropy'` is not a name flatgauge knows"),
+        ("cross_entropy", NUMBERS[:, 0], r"got torch.float64 targets of shape \(4,\)"),
+        ("cross_entropy", LABELS.reshape(7, 2).repeat(2, 1), r"labels of shape \(4, 2\)"),
+        ("cross_entropy", None, "a NoneType as targets"),
+        ("mse", NUMBERS[:, :1], r"\(4, 3\) with targets of shape \(4, 1\), which would be broad"),
+        ("mse", None, "with targets of shape NoneType"),
+        (lambda o, t: o, LABELS, r"returned shape \(8, 3\); it must return the mean"),
+        (lambda o, t: 3.0, LABELS, "returned float; it must return the mean"),
+        (None, LABELS, "the Tensor it returned has no `loss`"),
+    ],
+)
+def test_losses_that_do_not_fit(loss, target, message):
+    data = [(X,)] if target is None else (X, target)
+    with pytest.raises(ValueError, match=message):
+        LossSurface(net(), loss, data)
+
+
+def test_a_loss_of_the_wrong_kind():
+    with pytest.raises(TypeError, match="`loss` is a int"):
+        LossSurface(net(), 3, (X, LABELS))
+
+
+def test_every_label_ignored():
+    with pytest.raises(ValueError, match=r"the denominator of the loss over all data is 0"):
+        LossSurface(net(), "cross_entropy", (X, torch.full((14,), -100)))
+
+
+@pytest.mark.parametrize("kind", ["tuple", "dict", "object"])
+def test_the_prediction_is_found_in_what_the_model_returns(kind):
+    class Returning(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net()
+
+        def forward(self, x: Tensor):
+            logits = self.net(x)
+            if kind == "object":
+                return type("Output", (), {"logits": logits})()
+            return (logits, None) if kind == "tuple" else {"logits": logits}
+
+    surface = LossSurface(Returning(), "cross_entropy", (X, LABELS))
+    assert surface.value() == pytest.approx(F.cross_entropy(net()(X), LABELS).item(), rel=1e-12)
+
+
+def test_an_output_without_a_prediction():
+    class Odd(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net()
+
+        def forward(self, x: Tensor):
+            return {"scores": self.net(x)}
+
+    with pytest.raises(TypeError, match="returns a dict with no `logits`"):
+        LossSurface(Odd(), "cross_entropy", (X, LABELS))
