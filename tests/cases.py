@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -74,7 +75,7 @@ class Attention(nn.Module):
 
 def _mlp(*widths: int, bias: bool = True, activation: type[nn.Module] = nn.ReLU) -> nn.Module:
     layers: list[nn.Module] = []
-    for index, (inner, outer) in enumerate(zip(widths, widths[1:], strict=False)):
+    for index, (inner, outer) in enumerate(pairwise(widths)):
         layers += [activation()] if index else []
         layers.append(nn.Linear(inner, outer, bias=bias))
     return nn.Sequential(*layers)

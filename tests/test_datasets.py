@@ -219,6 +219,9 @@ FACTORIES = """
     def keen(split, limit=7, **more):
         return split, limit, more
 
+    def takes_all(**options):
+        return options
+
     def half(limit=7):
         return limit
 
@@ -243,6 +246,8 @@ def test_a_factory_of_the_user(own):
     assert load_dataset(f"{own}:plain") is load_dataset(f"{own}:DATA")
     assert load_dataset(f"{own}:keen") == ("train", 7, {})
     assert load_dataset(f"{own}:keen", split="val", limit=3) == ("val", 3, {})
+    assert load_dataset(f"{own}:takes_all") == {}
+    assert load_dataset(f"{own}:takes_all", split="test", limit=3) == {"split": "test", "limit": 3}
     assert load_dataset(f"{own}:half") == 7
     assert load_dataset(f"{own}:half", limit=2) == 2
     assert load_dataset("collections:OrderedDict") == {}
@@ -259,7 +264,7 @@ def test_a_factory_of_the_user(own):
         ("plain", {"limit": 0}, ValueError, r"`limit=0` leaves no samples"),
         ("needs", {}, TypeError, r"needs the arguments `width`"),
         ("forgets", {}, TypeError, r"returned None; needed are data; let it `return` them"),
-        ("fails", {}, RuntimeError, r":fails` failed: OSError: no such disk \(.*data.py:22\)"),
+        ("fails", {}, RuntimeError, r":fails` failed: OSError: no such disk \(.*data.py:25\)"),
         ("plane", {}, AttributeError, r"\(did you mean `plain`\?\)"),
     ],
 )

@@ -20,8 +20,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-#: What a wrong call, file or model raises; anything else is a fault of flatgauge's own.
-_TEACHING = (ValueError, TypeError, OSError, ImportError, MemoryError)
+#: What a wrong call, file or model raises, with a message that says what to do.
+_TEACHING = (ValueError, TypeError, OSError, ImportError, MemoryError, AttributeError)
 
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads to use.")]
@@ -59,7 +59,7 @@ def measure(
             autocompletion=lambda: _measure_names(),
         ),
     ] = None,
-    split: Annotated[str | None, typer.Option(help="train (the default) or test.")] = None,
+    split: Annotated[str, typer.Option(help="train or test.")] = "train",
     limit: Annotated[int | None, typer.Option(help="Take only the first N samples.")] = None,
     mean: Annotated[str | None, typer.Option(help="Per channel, e.g. .485,.456,.406.")] = None,
     std: Annotated[str | None, typer.Option(help="Per channel, e.g. .229,.224,.225.")] = None,
@@ -138,20 +138,15 @@ def main() -> None:
     """Run the command line; errors are one line on stderr unless ``--debug`` is given."""
     try:
         app()
-    except KeyboardInterrupt:
-        typer.echo("interrupted", err=True)
-        sys.exit(130)
     except BrokenPipeError:
         sys.stderr.close()  # The reader (`| head`) has had enough; that is no error.
         sys.exit(0)
     except Exception as error:
         if "--debug" in sys.argv:
             raise
-        teaching = isinstance(error, _TEACHING)
-        kind = "error" if teaching else f"internal error ({type(error).__name__})"
-        hint = "" if teaching else "; run again with --debug for the traceback"
-        typer.echo(f"{kind}: {error}{hint}", err=True)
-        sys.exit(2 if teaching else 70)
+        hint = "" if isinstance(error, _TEACHING) else " (--debug shows the traceback)"
+        typer.echo(f"error: {error}{hint}", err=True)
+        sys.exit(2)
 
 
 def _measure_names() -> list[str]:

@@ -22,7 +22,7 @@ def open_surface(
     weights: str | None,
     data: str,
     loss: str,
-    split: str | None,
+    split: str,
     limit: int | None,
     mean: str | None,
     std: str | None,
@@ -38,7 +38,7 @@ def open_surface(
         weights: Checkpoint file.
         data: Name of or reference to the data.
         loss: Name of or reference to the loss; "output" for the model's own.
-        split: Which part of the data; None for the data's own default.
+        split: Which part of the data.
         limit: How many samples.
         mean: Numbers with commas, per channel.
         std: Numbers with commas, per channel.
@@ -58,8 +58,9 @@ def open_surface(
     chosen_loss = _loss(loss)
     module = build_model(model)
     notes = load_weights(module, weights) if weights is not None else []
-    options = {"limit": limit, "mean": _numbers("mean", mean), "std": _numbers("std", std)}
-    samples = load_dataset(data, **({} if split is None else {"split": split}), **options)
+    samples = load_dataset(
+        data, split=split, limit=limit, mean=_numbers("mean", mean), std=_numbers("std", std)
+    )
     try:
         module = module.to(device)
     except (RuntimeError, AssertionError) as error:

@@ -97,9 +97,9 @@ def rescaled(model: nn.Sequential) -> nn.Sequential:
     assert isinstance(first, nn.Linear)
     assert isinstance(second, nn.Linear)
     with torch.no_grad():
-        first.weight *= FACTOR
-        first.bias *= FACTOR
-        second.weight /= FACTOR
+        first.weight.mul_(FACTOR)
+        first.bias.mul_(FACTOR)
+        second.weight.div_(FACTOR)
     return twin
 
 

@@ -65,7 +65,8 @@ def measure(
 
 def _source(seed: int, name: str) -> torch.Generator:
     """A generator of this seed that belongs to one name."""
-    return torch.Generator().manual_seed((seed << 32) ^ zlib.crc32(name.encode()))
+    # One number of 32 bits: torch's generator on the CPU ignores all higher ones.
+    return torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
 
 
 def _wanted(

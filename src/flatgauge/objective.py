@@ -155,11 +155,8 @@ class Objective:
         return self._loss.total(output, chunk.target)
 
     def _loss_and_gradient(self, batch: Batch) -> Tensor:
-        """Loss and entries of the gradient of a small batch, as one vector.
-
-        Some entries of every parameter say as much as all about how samples add up, and
-        cost no memory.
-        """
+        """Loss and entries of the gradient of a small batch, as one vector."""
+        # Some entries of every parameter say as much as all about how samples add up.
         leaves = self._subject.leaves
         value = self._raw(leaves, self._subject.place(batch))
         pieces = differentiate(value, leaves)

@@ -32,7 +32,9 @@ class GradientGraph:
         gradient = differentiate(function(leaves), leaves, create_graph=True)
         self._leaves = leaves
         self._pieces = [
-            (index, piece) for index, piece in enumerate(gradient) if _differentiable(piece)
+            (index, piece)
+            for index, piece in enumerate(gradient)
+            if piece is not None and piece.requires_grad
         ]
 
     def product(self, vector: Sequence[Tensor], *, last: bool) -> Sequence[Tensor | None]:
@@ -49,11 +51,9 @@ class GradientGraph:
         )
 
     def has_dead_end(self) -> bool:
-        """Whether a function in the graph can be differentiated once only.
-
-        Autograd does not object: it takes such a function (`once_differentiable`) for a
-        constant, and the products come out too small without a word.
-        """
+        """Whether a function in the graph can be differentiated once only."""
+        # Autograd does not object to `once_differentiable`: it takes the function for a constant,
+        # and products come out too small without a word.
         seen: set[Any] = set()
         waiting: list[Any] = [piece.grad_fn for _, piece in self._pieces]
         while waiting:
@@ -65,10 +65,6 @@ class GradientGraph:
             seen.add(node)
             waiting += [following for following, _ in node.next_functions]
         return False
-
-
-def _differentiable(piece: Tensor | None) -> bool:
-    return piece is not None and piece.requires_grad
 
 
 def differentiate(
@@ -132,4 +128,5 @@ def difference_product(
     size = point.norm()
     step = torch.finfo(point.dtype).eps ** (1 / 3) * torch.where(size > 0, size, 1.0) / length
     ahead, behind = gradient(point + step * vector), gradient(point - step * vector)
-    return (ahead - behind) / (2 * step)
+    difference: Tensor = (ahead - behind) / (2 * step)
+    return difference

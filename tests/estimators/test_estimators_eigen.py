@@ -79,7 +79,7 @@ def test_a_value_hidden_from_its_start_is_rare_and_what_is_found_is_an_eigenvalu
 def test_several_values_are_within_their_bounds_for_any_seed(spectrum, count):
     matrix = matrix_with(SPECTRA[spectrum])
     expected = eigenvalues(matrix)
-    for seed in range(30):
+    for seed in range(30 if count == 4 else 10):
         pairs = top_eigenvalues(matrix, count=count, generator=seeded(seed))
         assert pairs.converged
         assert is_within_bounds(pairs, expected), seed

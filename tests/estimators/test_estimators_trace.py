@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from prescribed import SPECTRA, Counted, matrix_with, seeded
+from scipy.stats import t as student
 
 from flatgauge.estimators import trace
 
@@ -113,6 +114,16 @@ def test_a_reached_tolerance_is_kept_as_often_as_claimed(spectrum, method):
     assert outside <= 0.05 * 250 + slack
     assert missed <= 0.05 * 250 + slack
     assert converged > 200 or (spectrum, method) == ("network", "hutchinson")
+
+
+def test_the_half_width_pays_for_every_look():
+    matrix = matrix_with(SPECTRA["network"])
+    fixed = trace(matrix, probes=40, method="hutchinson", generator=seeded(0))
+    ratio = fixed.details["half_width"] / fixed.stderr
+    assert ratio == pytest.approx(student.ppf(0.975, 39), rel=1e-6)
+    peeking = trace(matrix, max_matvecs=60, method="hutchinson", generator=seeded(0))
+    ratio = peeking.details["half_width"] / peeking.stderr  # at 10, 15, 22, 33, 49, 60
+    assert ratio == pytest.approx(student.ppf(1 - 0.025 / 6, 59), rel=1e-6)
 
 
 @pytest.mark.parametrize("method", METHODS)

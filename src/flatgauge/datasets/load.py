@@ -150,9 +150,10 @@ def _from_factory(spec: str, split: str, limit: int | None) -> Any:
     if not callable(found):
         _refuse(spec, **options)
         return found
-    accepted = _accepted(found)
-    _refuse(spec, **{key: value for key, value in options.items() if key not in accepted})
-    if "split" in accepted:
+    named, others = _keywords(found)
+    if not others:
+        _refuse(spec, **{key: value for key, value in options.items() if key not in named})
+    if "split" in named:
         options["split"] = split
     data = user_code.call(spec, found, **options)
     if data is None:
@@ -160,16 +161,14 @@ def _from_factory(spec: str, split: str, limit: int | None) -> Any:
     return data
 
 
-def _accepted(factory: Callable[..., Any]) -> set[str]:
-    """Which of the two keywords a factory takes."""
+def _keywords(factory: Callable[..., Any]) -> tuple[set[str], bool]:
+    """The keywords a factory names, and whether it takes any others."""
     try:
-        parameters = inspect.signature(factory).parameters
+        parameters = inspect.signature(factory).parameters.values()
     except (TypeError, ValueError):
-        return set()
-    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
-        return {"split", "limit"}
-    positional = {name for name, p in parameters.items() if p.kind is p.POSITIONAL_ONLY}
-    return ({"split", "limit"} & set(parameters)) - positional
+        return set(), False
+    named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    return named, any(p.kind is p.VAR_KEYWORD for p in parameters)
 
 
 def _refuse(spec: str, **options: object) -> None:

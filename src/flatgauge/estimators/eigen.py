@@ -75,7 +75,7 @@ def top_eigenvalues(
         orthogonal to ``start`` cannot be seen from it; once the space spanned from ``start``
         closes, search goes on from a random direction. One start shows each repeated
         eigenvalue once, so with ``count > 1`` a further random direction looks for more,
-        until missing one has a chance below 1 %.
+        until it has settled itself or missing one has a chance below 1 %.
 
     Cost:
         6 to 10 products for one value that stands out, at the default tolerance; about ten

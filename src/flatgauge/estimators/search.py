@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+from scipy.linalg import block_diag
 from torch import Generator
 
 from flatgauge.estimators import probes
@@ -155,11 +156,7 @@ class Search:
             tail = self._ordered(self.space.ritz(slice(look.first, size))).coefficients
             tail = tail[:, : max(1, tail.shape[1] // 2)]
             look.first = kept.shape[1]
-            above, right = (
-                np.zeros((len(kept), tail.shape[1])),
-                np.zeros((len(tail), look.first)),
-            )
-            kept = np.block([[kept, above], [right, tail]])
+            kept = block_diag(kept, tail)
         self.space.compress(kept)
 
     def _is_confirmed(self, pairs: Pairs) -> bool:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from flatgauge.measuring import Progress as Listener
 from flatgauge.surface import LossSurface
 
 
 @contextmanager
-def bar(surface: LossSurface) -> Iterator[Listener]:
+def bar(surface: LossSurface) -> Iterator[Callable[[str, int, int], None]]:
     """Show which measure runs, how many are done, and that the data are being read.
 
     Args:

@@ -1,0 +1,1 @@
+"""What flatgauge costs beside its peers. Scripts that print and write, and assert nothing."""

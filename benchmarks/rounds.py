@@ -1,0 +1,143 @@
+"""Timing beside a unit, in rounds: what is measured and what it is measured in, in turn.
+
+The unit is timed before and after every method, because the speed of a shared machine drifts
+by more than the differences of interest; a method's cost is the ratio to these two.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import threadpoolctl
+import torch
+
+Action = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Method:
+    """Something to time.
+
+    Attributes:
+        name: What it is called.
+        prepare: Sets it up, untimed, in every round; returns what is timed.
+    """
+
+    name: str
+    prepare: Callable[[], Action]
+
+
+@dataclass
+class Timing:
+    """The cost of a method in units, round by round, and its result in the last round."""
+
+    name: str
+    ratios: list[float] = field(default_factory=list)
+    result: Any = None
+
+    @property
+    def median(self) -> float:
+        """The middle of all rounds."""
+        return statistics.median(self.ratios)
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        """The cheapest and the dearest round."""
+        return min(self.ratios), max(self.ratios)
+
+
+def cpu_seconds(action: Action) -> tuple[float, Any]:
+    """Do something.
+
+    Args:
+        action: What to do.
+
+    Returns:
+        The processor time of all threads of this process, and the result.
+    """
+    gc.collect()
+    start = time.process_time()
+    result = action()
+    return time.process_time() - start, result
+
+
+def timed(
+    unit: Action, methods: Sequence[Method], *, rounds: int
+) -> tuple[list[Timing], list[float]]:
+    """Time methods beside a unit; a first round warms up and is dropped.
+
+    Args:
+        unit: What costs 1.
+        methods: What to time. Every round begins with another one.
+        rounds: How many rounds count.
+
+    Returns:
+        What the methods cost, in their order, and the seconds of every unit.
+    """
+    timings = [Timing(method.name) for method in methods]
+    units: list[float] = []
+    for number in range(rounds + 1):
+        before, _ = cpu_seconds(unit)
+        for position in range(len(methods)):
+            index = (position + number) % len(methods)
+            action = methods[index].prepare()
+            seconds, result = cpu_seconds(action)
+            del action
+            after, _ = cpu_seconds(unit)
+            if number > 0:
+                timings[index].ratios.append(seconds / ((before + after) / 2))
+                timings[index].result = result
+                units.append(after)
+            before = after
+    return timings, units
+
+
+def cheapest(actions: dict[int, Action], *, repeats: int = 3) -> int:
+    """Try a few settings out, in turn, and say which was cheapest.
+
+    Args:
+        actions: What to do under each setting.
+        repeats: How often; the best time of each counts.
+
+    Returns:
+        The setting.
+    """
+    best = dict.fromkeys(actions, float("inf"))
+    for _ in range(repeats):
+        for setting, action in actions.items():
+            best[setting] = min(best[setting], cpu_seconds(action)[0])
+    return min(best, key=lambda setting: best[setting])
+
+
+def set_threads(count: int) -> None:
+    """Fix the number of threads of torch and of every other library, for good."""
+    torch.set_num_threads(count)
+    threadpoolctl.threadpool_limits(count)
+
+
+def machine() -> dict[str, Any]:
+    """What the times depend on."""
+    return {
+        "cores": os.cpu_count(),
+        "processor": _processor(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def _processor() -> str:
+    """The processor's name, where the system tells it."""
+    try:
+        with open("/proc/cpuinfo") as lines:
+            named = (line for line in lines if line.startswith("model name"))
+            return next(named).partition(":")[2].strip()
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()

@@ -1,0 +1,180 @@
+"""The networks and data that are timed: an MLP, LeNet-5 and ResNet-20, each briefly trained."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor, nn
+
+from flatgauge.datasets import load_dataset
+
+#: Samples come in multiples of this, so that every batch size has a divisor near it.
+_GRAIN = 20
+
+#: How far apart the classes of synthetic images are: near enough to be confused at times.
+_CONTRAST = 0.12
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A workload before it is built.
+
+    Attributes:
+        about: What it is, in a few words.
+        build: Makes the untrained network.
+        data: Name of the real data set.
+        shape: Of one image.
+        samples: At full scale.
+        batches: Batch sizes that suit it; which of them suits a tool best is tried out.
+        epochs: Of training.
+    """
+
+    about: str
+    build: Callable[[], nn.Module]
+    data: str
+    shape: tuple[int, int, int]
+    samples: int
+    batches: tuple[int, ...]
+    epochs: int
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A trained network, in eval mode, and the samples it is measured on.
+
+    Attributes:
+        name: Its key in `KINDS`.
+        about: What it is, in a few words.
+        model: The network.
+        inputs: The images (N, C, H, W).
+        targets: Their classes (N,).
+        sizes: Batch sizes to choose from; all divide N, because one peer takes the mean of
+            its batches' means.
+    """
+
+    name: str
+    about: str
+    model: nn.Module
+    inputs: Tensor
+    targets: Tensor
+    sizes: tuple[int, ...]
+
+    def batches(self, size: int, samples: int | None = None) -> list[tuple[Tensor, Tensor]]:
+        """The first samples (or all) in batches."""
+        inputs, targets = self.inputs[:samples], self.targets[:samples]
+        return list(zip(inputs.split(size), targets.split(size), strict=True))
+
+    def parameters(self) -> list[nn.Parameter]:
+        """The trainable parameters, all of them."""
+        return list(self.model.parameters())
+
+
+def load(name: str, *, scale: float = 1.0, folder: str | None = None) -> Workload:
+    """Build a workload: the same at every call.
+
+    Args:
+        name: Its key in `KINDS`.
+        scale: What share of the samples to take.
+        folder: Where MNIST and CIFAR-10 lie; without one the images are synthetic.
+
+    Returns:
+        The workload.
+    """
+    kind = KINDS[name]
+    samples = max(round(kind.samples * scale / _GRAIN), 1) * _GRAIN
+    if folder is None:
+        inputs, targets = _synthetic(kind.shape, samples)
+    else:
+        spec = f"{kind.data}:{folder}"
+        inputs, targets = load_dataset(spec, limit=samples, mean=0.5, std=0.25)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = kind.build()
+        _train(model, inputs, targets, epochs=kind.epochs)
+    sizes = sorted({_divisor(samples, size) for size in kind.batches})
+    return Workload(name, kind.about, model.eval(), inputs, targets, tuple(sizes))
+
+
+def _divisor(samples: int, size: int) -> int:
+    """The largest batch size up to `size` that leaves no smaller last batch."""
+    return next(d for d in range(min(size, samples), 0, -1) if samples % d == 0)
+
+
+def _synthetic(shape: tuple[int, int, int], samples: int) -> tuple[Tensor, Tensor]:
+    """Images of ten classes: a smooth pattern of the class under unit noise."""
+    generator = Generator().manual_seed(0)
+    patterns = torch.randn(10, shape[0], 7, 7, generator=generator)
+    means = F.interpolate(patterns, size=shape[1:], mode="bilinear", align_corners=True)
+    targets = torch.randint(10, (samples,), generator=generator)
+    noise = torch.randn(samples, *shape, generator=generator)
+    return noise + _CONTRAST * means[targets], targets
+
+
+def _train(model: nn.Module, inputs: Tensor, targets: Tensor, *, epochs: int) -> None:
+    """A few epochs of Adam: away from initialisation, not yet at a minimum."""
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    for _ in range(epochs):
+        for index in torch.randperm(len(inputs)).split(50):
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs[index]), targets[index]).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+
+
+def mlp() -> nn.Module:
+    """784-512-512-512-512-512-10 with ReLU."""
+    widths = [784, 512, 512, 512, 512, 512]
+    layers: list[nn.Module] = [nn.Flatten()]
+    for before, after in zip(widths, widths[1:], strict=False):
+        layers += [nn.Linear(before, after), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(widths[-1], 10))
+
+
+def lenet() -> nn.Module:
+    """LeNet-5 for 28×28 pixels, with ReLU and max-pooling."""
+    return nn.Sequential(
+        *(nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+        *(nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)),
+    )
+
+
+class ResidualBlock(nn.Module):
+    """Two 3×3 convolutions with batch-norm around a shortcut without parameters."""
+
+    def __init__(self, before: int, after: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(before, after, 3, stride=stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(after)
+        self.conv2 = nn.Conv2d(after, after, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(after)
+        self._stride, self._extra = stride, after - before
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The block's output; a wider one takes every other pixel and pads with zero channels."""
+        y = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+        if self._extra:
+            x = x[:, :, :: self._stride, :: self._stride]
+            x = F.pad(x, (0, 0, 0, 0, self._extra // 2, self._extra // 2))
+        return F.relu(x + y)
+
+
+def resnet20() -> nn.Module:
+    """The CIFAR ResNet-20 of He et al. (2016), section 4.2, with option-A shortcuts."""
+    layers: list[nn.Module] = [nn.Conv2d(3, 16, 3, padding=1, bias=False)]
+    layers += [nn.BatchNorm2d(16), nn.ReLU()]
+    before = 16
+    for width in (16, 32, 64):
+        for _ in range(3):
+            layers.append(ResidualBlock(before, width, stride=width // before))
+            before = width
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+
+
+KINDS = {
+    "W1": Kind("MLP 784-512⁵-10", mlp, "mnist", (1, 28, 28), 10_000, (500, 1000, 2500), 2),
+    "W2": Kind("LeNet-5", lenet, "mnist", (1, 28, 28), 10_000, (100, 250, 1000), 2),
+    "W3": Kind("ResNet-20", resnet20, "cifar10", (3, 32, 32), 1_000, (20, 50, 100), 10),
+}

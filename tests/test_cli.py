@@ -1,0 +1,227 @@
+"""The command line, as a user calls it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import flatgauge as fg
+from flatgauge.cli import main
+from flatgauge.measures import registry
+
+NETS = """
+import torch
+from torch import nn
+
+def small():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+
+def squared(output, target):
+    return (output - torch.nn.functional.one_hot(target, 3)).square().mean()
+
+def batches(split="train", limit=None):
+    generator = torch.Generator().manual_seed(0)
+    return [(torch.randn(5, 6, generator=generator), torch.arange(5) % 3) for _ in range(4)]
+
+def failing():
+    raise RuntimeError("no such checkpoint server")
+
+class Slow(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+
+    def forward(self, x):
+        import time
+        time.sleep(0.05)
+        return self.linear(x)
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "nets.py").write_text(NETS)
+    generator = np.random.default_rng(0)
+    np.savez(
+        tmp_path / "data.npz",
+        x=generator.normal(size=(30, 6)).astype("float32"),
+        y=generator.integers(0, 3, size=30),
+    )
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def call(monkeypatch, capsys, *words: str) -> tuple[int, str, str]:
+    """Run the command line in this process."""
+    monkeypatch.setattr(sys, "argv", ["flatgauge", *words])
+    with pytest.raises(SystemExit) as ending:
+        main()
+    captured = capsys.readouterr()
+    return int(ending.value.code or 0), captured.out, captured.err
+
+
+@pytest.fixture
+def run(folder, monkeypatch, capsys):
+    return lambda *words: call(monkeypatch, capsys, *words)
+
+
+QUICK = ("-m", "hessian_max_eigenvalue", "-m", "expected_sharpness")
+
+
+def test_measure_prints_the_numbers_of_the_library(run, folder):
+    sys.path.insert(0, str(folder))
+    code, out, _ = run("measure", "nets.py:small", "--data", "data.npz", "--json", *QUICK)
+    assert code == 0
+    contents = json.loads(out)
+    from flatgauge.user_code import build_model
+
+    model = build_model("nets.py:small")
+    surface = fg.LossSurface(model, "cross_entropy", fg.load_dataset("data.npz"))
+    report = fg.measure(surface, measures=[QUICK[1], QUICK[3]])
+    for name, estimate in report.items():
+        assert contents["measures"][name]["value"] == estimate.value
+    assert contents["facts"]["samples"] == 30
+    assert contents["facts"]["loss"] == surface.value()
+
+
+@pytest.mark.parametrize("suffix", ["safetensors", "pt"])
+def test_weights_are_loaded(run, suffix):
+    from flatgauge.user_code import build_model
+
+    state = {
+        k: torch.full_like(v, 0.25) for k, v in build_model("nets.py:small").state_dict().items()
+    }
+    save_file(state, "w.safetensors") if suffix == "safetensors" else torch.save(state, "w.pt")
+    words = ("measure", "nets.py:small", "--data", "data.npz", "--json", *QUICK)
+    plain = json.loads(run(*words)[1])
+    loaded = json.loads(run(*words, "--weights", f"w.{suffix}")[1])
+    assert loaded["facts"]["loss"] == pytest.approx(np.log(3))  # equal logits
+    assert plain["facts"]["loss"] != loaded["facts"]["loss"]
+
+
+def test_options_reach_the_surface(run):
+    words = ("measure", "nets.py:small", "--data", "nets.py:batches", *QUICK, "--json")
+    _, out, _ = run(*words, "--loss", "nets.py:squared", "--dtype", "float64", "--seed", "3")
+    facts = json.loads(out)["facts"]
+    assert (facts["loss_name"], facts["dtype"], facts["seed"]) == ("squared", "float64", 3)
+    assert facts["samples"] == 20
+    _, out, _ = run(*words, "--weight-decay", "0.5", "--memory", "1GiB", "--threads", "1")
+    assert json.loads(out)["facts"]["weight_decay"] == 0.5
+
+
+def test_the_table_is_plain_text_where_nobody_watches(run):
+    code, out, err = run("measure", "nets.py:small", "--data", "data.npz", *QUICK)
+    assert code == 0
+    assert "hessian_max_eigenvalue" in out
+    assert "loss (cross_entropy)" in out
+    assert "\x1b" not in out + err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("nets.py:small",), "Missing option '--data'"),
+        (("nets.py:smal", "--data", "data.npz"), "small"),
+        (("nets.py", "--data", "data.npz"), ":"),
+        (("gone.py:small", "--data", "data.npz"), "gone.py"),
+        (("nets.py:failing", "--data", "data.npz"), "no such checkpoint server"),
+        (("nets.py:small", "--data", "gone.npz"), "gone.npz"),
+        (("nets.py:small", "--data", "minst:data"), "mnist"),
+        (("nets.py:small", "--data", "data.npz", "--weights", "gone.pt"), "gone.pt"),
+        (("nets.py:small", "--data", "data.npz", "--loss", "crossentropy"), "cross_entropy"),
+        (("nets.py:small", "--data", "data.npz", "-m", "hesian_trace"), "did you mean `hessian_t"),
+        (("nets.py:small", "--data", "data.npz", "--dtype", "half"), "float32 or float64"),
+        (("nets.py:small", "--data", "data.npz", "--memory", "lots"), "no amount of memory"),
+        (("nets.py:small", "--data", "data.npz", "--mean", "a,b"), "numbers separated by commas"),
+        (("nets.py:small", "--data", "data.npz", "--device", "cuda"), "--device cuda"),
+        (("nets.py:small", "--data", "data.npz", "--loss", "mse"), "would be broadcast silently"),
+        (("nets.py:small", "--data", "data.npz", "--limit", "99"), "30"),
+    ],
+)
+def test_errors_teach_in_one_line_and_exit_2(run, words, message):
+    code, out, err = run("measure", *words)
+    assert code == 2
+    assert message in err
+    assert out == ""
+    assert "Traceback" not in err
+
+
+def test_debug_shows_the_traceback(folder, monkeypatch):
+    words = ["flatgauge", "measure", "gone.py:x", "--data", "data.npz", "--debug"]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(FileNotFoundError, match=r"gone\.py"):
+        main()
+
+
+def test_catalogue(run):
+    code, out, _ = run("catalogue")
+    assert code == 0
+    assert all(item.name in out for item in registry)
+    rows = json.loads(run("catalogue", "--json")[1])
+    assert [row["name"] for row in rows] == [item.name for item in registry]
+    _, out, _ = run("catalogue", "hessian_trace")
+    assert "tr H" in out
+    assert "Invariance:" in out
+    code, _, err = run("catalogue", "hesian_trace")
+    assert code == 2
+    assert "did you mean `hessian_trace`" in err
+
+
+# -- real processes ---------------------------------------------------------------------------
+
+
+def flatgauge(*words: str, **options) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "flatgauge", *words], capture_output=True, text=True, **options
+    )
+
+
+def test_as_a_module_in_a_process_of_its_own(folder):
+    done = flatgauge("measure", "nets.py:small", "--data", "data.npz", "--json", *QUICK)
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert set(json.loads(done.stdout)["measures"]) == {QUICK[1], QUICK[3]}
+    assert sorted(os.listdir(folder)) == ["data.npz", "nets.py"]
+
+
+def test_help_has_an_example():
+    done = flatgauge("measure", "--help")
+    assert done.returncode == 0
+    assert "flatgauge measure nets.py:lenet" in " ".join(done.stdout.split())
+
+
+def test_a_closed_pipe_is_no_error(folder):
+    words = f"{sys.executable} -m flatgauge catalogue --markdown | head -1"
+    done = subprocess.run(words, shell=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "# Catalogue of measures"
+    assert "Traceback" not in done.stderr
+
+
+def test_ctrl_c_ends_quietly(folder):
+    words = [sys.executable, "-m", "flatgauge", "measure", "nets.py:Slow", "--data", "data.npz"]
+    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    time.sleep(6)
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+
+
+def test_demo_shows_that_the_function_is_the_same_and_the_numbers_are_not():
+    pytest.importorskip("sklearn")
+    done = flatgauge("demo", "--threads", "1")
+    assert done.returncode == 0, done.stderr
+    assert "Largest change of any output on the test set: 0\n" in done.stdout
+    for item in registry:
+        line = next(line for line in done.stdout.splitlines() if line.startswith(item.name))
+        assert float(line.split()[-1]) > 10

@@ -1,0 +1,79 @@
+"""Hugging Face models, their outputs and their own losses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from flatgauge import LossSurface
+
+transformers = pytest.importorskip("transformers", reason="needs the extra `hf`")
+
+SIZES = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 8}
+
+
+def tokens(samples: int = 10, length: int = 7) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(0, 30, (samples, length), generator=generator)
+    lengths = torch.randint(3, length + 1, (samples, 1), generator=generator)
+    return {"input_ids": ids, "attention_mask": (torch.arange(length) < lengths).long()}
+
+
+def bert() -> torch.nn.Module:
+    torch.manual_seed(0)
+    config = transformers.BertConfig(vocab_size=30, intermediate_size=16, num_labels=3, **SIZES)
+    return transformers.BertForSequenceClassification(config)
+
+
+def gpt() -> torch.nn.Module:
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(vocab_size=30, n_embd=8, n_layer=2, n_head=2, n_positions=16)
+    return transformers.GPT2LMHeadModel(config)
+
+
+def literal_product(model: torch.nn.Module, batch: dict, vector: torch.Tensor) -> torch.Tensor:
+    """The whole batch at once, differentiated twice by hand."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    parameters = list(model.eval().parameters())
+    with sdpa_kernel(SDPBackend.MATH):
+        loss = model(**batch).loss
+    gradient = torch.autograd.grad(loss, parameters, create_graph=True)
+    flat = torch.cat([part.reshape(-1) for part in gradient])
+    product = torch.autograd.grad(flat @ vector, parameters)
+    return torch.cat([part.reshape(-1) for part in product])
+
+
+def collated(batch: dict) -> list[dict]:
+    return [{key: value[i] for key, value in batch.items()} for i in range(10)]
+
+
+@pytest.mark.parametrize("own_loss", [True, False])
+def test_classification_with_dict_batches(own_loss):
+    model, batch = bert().double(), tokens() | {"labels": torch.arange(10) % 3}
+    loader = DataLoader(collated(batch), batch_size=4)
+    surface = LossSurface(model, None if own_loss else "cross_entropy", loader, chunk=3)
+    assert surface.value() == pytest.approx(model.eval()(**batch).loss.item(), rel=1e-10)
+    vector = torch.randn(surface.size, generator=torch.Generator().manual_seed(1)).double()
+    expected = literal_product(model, batch, vector)
+    assert (surface.hvp(vector) - expected).norm() < 1e-10 * expected.norm()
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 10])
+def test_a_language_model_is_averaged_over_its_next_tokens(chunk):
+    model, batch = gpt().double(), tokens()
+    labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+    batch = batch | {"labels": labels}
+    surface = LossSurface(model, None, batch, chunk=chunk)
+    # The library computes this loss in single precision, whatever the model's own.
+    assert surface.value() == pytest.approx(model.eval()(**batch).loss.item(), rel=1e-6)
+    assert surface.size == sum(p.numel() for p in model.parameters())
+    vector = torch.randn(surface.size, generator=torch.Generator().manual_seed(1)).double()
+    expected = literal_product(model, batch, vector)
+    assert (surface.hvp(vector) - expected).norm() < 1e-5 * expected.norm()
+
+
+def test_a_dict_batch_without_labels_says_what_is_missing():
+    with pytest.raises(ValueError, match=r"has no `loss`; put labels in the batches"):
+        LossSurface(bert(), None, tokens())

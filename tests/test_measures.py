@@ -1,0 +1,143 @@
+"""The weight-space baselines against their definitions, written out densely."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from cases import CASES, build
+from reference import dense_hessian, loss_function, theta
+from torch import Generator, nn
+
+from flatgauge import LossSurface
+from flatgauge.examples import bowl, two_weights
+from flatgauge.measures import (
+    epsilon_sharpness,
+    expected_sharpness,
+    hessian_max_eigenvalue,
+    hessian_trace,
+)
+
+
+def source(seed: int = 0) -> Generator:
+    return Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_trace_and_top_eigenvalue_are_those_of_the_dense_hessian(name):
+    case = build(name)
+    hessian, surface = dense_hessian(case), case.surface()
+    exact = hessian_trace(surface, probes=surface.size)
+    assert exact.exact
+    assert exact.value == pytest.approx(hessian.trace().item(), rel=1e-10)
+    spectrum = torch.linalg.eigvalsh(hessian)
+    top = hessian_max_eigenvalue(surface, tolerance=1e-6, generator=source())
+    assert abs(top.value - spectrum[-1].item()) <= top.bound + 1e-12
+    assert top.bound <= 1e-6 * abs(top.value)
+    assert top.details["smallest"] >= spectrum[0].item() - 1e-9
+
+
+@pytest.mark.parametrize("name", ["mlp", "leaky relu with mse"])
+def test_estimates_agree_within_their_own_error_for_every_seed(name):
+    case = build(name)
+    surface, hessian = case.surface(), dense_hessian(case)
+    exact, top = hessian.trace().item(), torch.linalg.eigvalsh(hessian)[-1].item()
+    for seed in range(100):
+        estimate = hessian_trace(surface, probes=48, generator=source(seed))
+        assert not estimate.exact
+        assert abs(estimate.value - exact) < 5 * estimate.stderr
+        assert estimate.stderr < 0.5 * abs(exact)
+        eigenvalue = hessian_max_eigenvalue(surface, generator=source(seed))
+        assert abs(eigenvalue.value - top) <= eigenvalue.bound + 1e-12
+
+
+def test_by_hand():
+    surface = two_weights(2.0, 3.0)  # Hessian [[18, 24], [24, 8]]
+    assert hessian_trace(surface).value == 26.0
+    top = hessian_max_eigenvalue(surface, tolerance=1e-10, generator=source())
+    assert top.value == pytest.approx(13 + math.sqrt(601), rel=1e-9)
+    assert top.details["smallest"] == pytest.approx(13 - math.sqrt(601), rel=1e-9)
+
+
+def test_worst_case_at_the_bottom_of_a_bowl():
+    estimate = epsilon_sharpness(bowl([1.0, 9.0, 4.0]), epsilon=0.2, generator=source())
+    assert estimate.value == pytest.approx(9 * 0.2**2 / 2, rel=1e-3)
+    assert estimate.options["epsilon"] == 0.2
+    assert "a lower bound" in estimate.notes[0]
+
+
+def test_worst_case_is_never_above_the_true_one_and_close_to_it():
+    case = build("mlp")
+    surface, loss, point = case.surface(), loss_function(case), theta(case)
+    estimate = epsilon_sharpness(surface, epsilon=0.5, steps=30, starts=4, generator=source())
+    # A brute-force search that knows nothing of ascent: the best of many random directions.
+    draws = torch.randn(3000, len(point), generator=source(1), dtype=torch.float64)
+    gradient = surface.gradient()
+    draws += 3 * gradient / gradient.norm()
+    rises = [loss(point + 0.5 * draw / draw.norm()).item() for draw in draws[:300]]
+    brute = (max(rises) - surface.value()) / (1 + surface.value())
+    assert estimate.value >= brute
+    first_order = 0.5 * gradient.norm().item() / (1 + surface.value())
+    assert 0.9 * first_order < estimate.value < 2 * first_order
+
+
+def test_worst_case_counts_its_gradients():
+    case = build("mlp")
+    calls = []
+    surface = case.surface(chunk=11)
+    surface.value_and_gradient()
+    handle = case.model.register_forward_hook(lambda *_: calls.append(1))
+    epsilon_sharpness(surface, starts=3, steps=7, generator=source())
+    handle.remove()
+    assert len(calls) <= 3 * 7 + 1
+
+
+def test_expectation_of_a_bowl_is_half_sigma_squared_times_the_trace():
+    for seed in range(20):
+        estimate = expected_sharpness(
+            bowl([1.0, 9.0, 4.0]), sigma=0.3, pairs=100, generator=source(seed)
+        )
+        assert abs(estimate.value - 0.3**2 * 14 / 2) < 5 * estimate.stderr
+        assert estimate.stderr < 0.2 * estimate.value
+
+
+def test_expectation_is_reported_in_size_with_its_sign_beside():
+    class Downhill(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.zeros(3, dtype=torch.float64))
+
+        def forward(self, x):
+            return x * self.w.square().sum()
+
+    ones = torch.ones(4, 1).double()
+    surface = LossSurface(Downhill(), lambda o, _: -o.mean(), (ones, ones))
+    estimate = expected_sharpness(surface, sigma=0.1, generator=source())
+    assert estimate.value == -estimate.details["signed"] > 0
+
+
+def test_expectation_that_overflows_is_infinite_and_marked():
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    surface = LossSurface(
+        model, lambda o, _: o.exp().exp().mean(), (torch.ones(3, 2), torch.ones(3))
+    )
+    estimate = expected_sharpness(surface, sigma=50.0, generator=source())
+    assert estimate.value == math.inf
+    assert not estimate.converged
+    assert "overflows" in estimate.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "message"),
+    [
+        (epsilon_sharpness, {"epsilon": 0.0}, r"the radius 0\.0 must be a positive"),
+        (epsilon_sharpness, {"epsilon": math.inf}, "the radius inf must be a positive"),
+        (epsilon_sharpness, {"starts": 0}, "`starts=0` and `steps=12` must be at least 1"),
+        (expected_sharpness, {"sigma": -1.0}, r"`sigma=-1\.0` must be a positive"),
+        (expected_sharpness, {"pairs": 1}, "`pairs=1` gives no standard error"),
+    ],
+)
+def test_settings_out_of_range(function, options, message):
+    with pytest.raises(ValueError, match=message):
+        function(bowl([1.0, 2.0]), generator=source(), **options)
