@@ -78,8 +78,7 @@ def run(folder, monkeypatch, capsys):
 QUICK = ("-m", "hessian_max_eigenvalue", "-m", "expected_sharpness")
 
 
-def test_measure_prints_the_numbers_of_the_library(run, folder):
-    sys.path.insert(0, str(folder))
+def test_measure_prints_the_numbers_of_the_library(run):
     code, out, _ = run("measure", "nets.py:small", "--data", "data.npz", "--json", *QUICK)
     assert code == 0
     contents = json.loads(out)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -93,3 +94,16 @@ def test_the_command_line_answers_without_torch():
     script = "import sys, flatgauge.cli; print(*sys.modules)"
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
     assert not {"torch", "numpy", *HEAVY} & set(result.stdout.decode().split())
+
+
+def test_every_reference_is_in_the_bibliography(request):
+    keys = set(
+        re.findall(r"@\w+\{(\w+),", (request.config.rootpath / "docs/references.bib").read_text())
+    )
+    cited = {
+        key
+        for path in ROOT.rglob("*.py")
+        for key in re.findall(r"\[([a-z]+\d{4}[a-z]*)\]", path.read_text())
+    }
+    assert cited
+    assert cited <= keys

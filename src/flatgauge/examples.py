@@ -51,8 +51,8 @@ def bowl(curvatures: list[float]) -> LossSurface:
         The surface.
 
     Example:
-        >>> bowl([2.0, 8.0]).hvp(torch.tensor([1.0, 2.0], dtype=torch.float64))
-        tensor([ 2., 16.], dtype=torch.float64)
+        >>> bowl([1.0, 4.0]).hvp(torch.tensor([1.0, 2.0], dtype=torch.float64))
+        tensor([1., 8.], dtype=torch.float64)
     """
     scales = torch.tensor(curvatures, dtype=torch.float64)
     model = nn.Linear(len(scales), 1, bias=False).double()

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from scipy.linalg import block_diag
 from torch import Generator
 
 from flatgauge.estimators import probes
@@ -156,6 +155,8 @@ class Search:
             tail = self._ordered(self.space.ritz(slice(look.first, size))).coefficients
             tail = tail[:, : max(1, tail.shape[1] // 2)]
             look.first = kept.shape[1]
+            from scipy.linalg import block_diag  # slow to import
+
             kept = block_diag(kept, tail)
         self.space.compress(kept)
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.special import stdtrit
 from torch import Generator, Tensor
 
 from flatgauge.estimators import probes as random_vectors
@@ -182,6 +181,8 @@ def _sampled(
     options: Mapping[str, object],
 ) -> Estimate:
     """Sample the rest of the trace until the error is small enough or the budget spent."""
+    from scipy.special import stdtrit  # Student's t; slow to import
+
     samples = np.zeros(0)
     for look in plan.looks:
         samples = np.append(

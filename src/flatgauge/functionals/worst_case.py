@@ -41,7 +41,10 @@ def largest_increase(
 
         The first ascent starts along the gradient, the others in random directions on the
         sphere. Each step goes along the normalised gradient with momentum and is projected onto
-        the ball; steps start at 2r and are halved when the loss falls (Croce & Hein 2020).
+        the ball; steps start at 2r and are halved when the loss falls .
+
+    Reference:
+        [croce2020reliable]
 
     Args:
         loss: The loss and its gradient at a displacement.
