@@ -14,10 +14,12 @@ ROOT = Path(flatgauge.__file__).parent
 
 #: From the ground up; a module may import only from lines above its own, or from its own unit.
 LAYERS = [
-    ["nested", "isolation", "memory", "user_code", "weights", "losses", "products", "estimators"],
-    ["batches", "datasets", "functionals"],
+    ["nested", "layout", "isolation", "memory", "user_code", "weights", "losses", "products", "estimators"],
+    ["batch", "datasets", "functionals"],
+    ["batches"],
     ["subject", "denominators"],
     ["objective"],
+    ["second_order"],
     ["surface"],
     ["curvature", "examples"],
     ["measures"],

@@ -5,97 +5,17 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
+from flatgauge.batch import Batch, alike, as_batch, checked, digests, join, joined
 from flatgauge.isolation import preserved_randomness
-from flatgauge.nested import as_tensors, concatenate, map_tensors, signature, tensors
-
-#: Where a dict batch keeps its targets, in the order of looking.
-LABEL_KEYS = ("labels", "label", "targets", "target", "y")
+from flatgauge.nested import tensors
 
 _CPU = torch.device("cpu")
-
-
-@dataclass(frozen=True)
-class Batch:
-    """Some samples: what the model is called with, and what the loss compares to.
-
-    Attributes:
-        inputs: A tensor, or a tuple (positional arguments) or dict (keyword arguments) of them.
-        target: What belongs to the inputs, or None. A dict batch keeps it in `inputs` too.
-        samples: How many samples these are.
-        splittable: Whether every tensor has the samples along its first dimension.
-    """
-
-    inputs: Any
-    target: Any
-    samples: int
-    splittable: bool
-
-    def rows(self, index: slice | list[int]) -> Batch:
-        """Take some of the samples, in the order of the index."""
-        inputs, target = map_tensors(lambda tensor: tensor[index], (self.inputs, self.target))
-        count = next(tensors((target, inputs))).shape[0]
-        return Batch(inputs, target, count, True)
-
-    def split(self, size: int) -> Iterator[Batch]:
-        """Cut into the fewest pieces of at most `size` samples, all nearly equal."""
-        if self.samples <= size or not self.splittable:
-            yield self
-            return
-        pieces = -(-self.samples // size)
-        edges = [round(i * self.samples / pieces) for i in range(pieces + 1)]
-        for start, stop in pairwise(edges):
-            yield self.rows(slice(start, stop))
-
-
-def as_batch(raw: Any, *, where: str) -> Batch:
-    """Read one batch as the user's loader gives it.
-
-    Args:
-        raw: A pair `(inputs, targets)`, a dict, or inputs alone.
-        where: How to name it in a message.
-
-    Returns:
-        The batch.
-
-    Raises:
-        ValueError: If it is a tuple that is no pair, or holds no samples at all.
-    """
-    raw = as_tensors(raw)
-    inputs, target = raw, None
-    if isinstance(raw, Mapping):
-        target = next((raw[key] for key in LABEL_KEYS if key in raw), None)
-    elif isinstance(raw, (tuple, list)):
-        if len(raw) not in (1, 2):
-            raise ValueError(
-                f"{where} is a {type(raw).__name__} of {len(raw)} items, but a batch is a pair "
-                "(inputs, targets); for several inputs give ((first, second), targets), or a "
-                "dict of keyword arguments."
-            )
-        inputs, target = raw[0], raw[1] if len(raw) == 2 else None
-    sizes = [tensor.shape[0] for tensor in tensors((target, inputs)) if tensor.dim() > 0]
-    if sizes and sizes[0] == 0:
-        raise ValueError(f"{where} holds no samples; remove it, or give data that has some.")
-    splittable = bool(sizes) and len(set(sizes)) == 1 and _only_tensors((inputs, target))
-    return Batch(inputs, target, sizes[0] if sizes else 1, splittable)
-
-
-def _only_tensors(tree: Any) -> bool:
-    """Whether slicing the tensors of a structure slices all there is in it per sample."""
-    if isinstance(tree, Mapping):
-        return all(_only_tensors(value) for value in tree.values())
-    if isinstance(tree, (tuple, list)):
-        return all(_only_tensors(item) for item in tree)
-    if isinstance(tree, Tensor):
-        return tree.dim() > 0 and tree.layout is torch.strided and not tree.is_nested
-    return tree is None or isinstance(tree, bool)
 
 
 class Batches:
@@ -117,9 +37,9 @@ class Batches:
         self._stored: list[Batch] | None = None
         self._source: Iterable[Any] = ()
         if _is_one_batch(data):
-            self._stored = [_checked(as_batch(data, where="`data`"), "`data`")]
+            self._stored = [checked(as_batch(data, where="`data`"), "`data`")]
         elif isinstance(data, (list, tuple)):
-            self._stored = _joined(self._read(data))
+            self._stored = joined(self._read(data))
         else:
             self._source = self._ordered(data)
             self._stored = self._settle(room, check)
@@ -150,15 +70,15 @@ class Batches:
         waiting: list[Batch] = []
         for batch in self:
             fits = sum(item.samples for item in waiting) + batch.samples <= size
-            if waiting and not (fits and _alike(waiting[0], batch)):
-                yield _join(waiting)
+            if waiting and not (fits and alike(waiting[0], batch)):
+                yield join(waiting)
                 waiting = []
             if batch.splittable and batch.samples < size:
                 waiting.append(batch)
             else:
                 yield from batch.split(size)
         if waiting:
-            yield _join(waiting)
+            yield join(waiting)
 
     def __iter__(self) -> Iterator[Batch]:
         """Visit the batches as they are held or as the loader gives them."""
@@ -209,14 +129,14 @@ class Batches:
             first: list[int] = []
             size = 0
             for batch in self._read(self._source):
-                first += _digests(batch)
+                first += digests(batch)
                 size += sum(t.numel() * t.element_size() for t in tensors(batch.inputs))
                 kept = [*kept, batch] if kept is not None and size <= room else None
             self._streamed_samples = len(first)
             if check:
-                second = [d for b in self._read(self._source, check=False) for d in _digests(b)]
+                second = [d for b in self._read(self._source, check=False) for d in digests(b)]
                 self._compare(first, second, storable=kept is not None)
-        return _joined(kept) if kept is not None else None
+        return joined(kept) if kept is not None else None
 
     def _compare(self, first: list[int], second: list[int], *, storable: bool) -> None:
         """Refuse data that change from pass to pass."""
@@ -243,7 +163,7 @@ class Batches:
         for position, raw in enumerate(source):
             where = f"batch {position} of `data`"
             batch = as_batch(raw, where=where)
-            yield _checked(batch, where) if check else batch
+            yield checked(batch, where) if check else batch
 
 
 def _is_one_batch(data: Any) -> bool:
@@ -252,59 +172,6 @@ def _is_one_batch(data: Any) -> bool:
         return True
     arrays = isinstance(data, (tuple, list)) and len(data) == 2 and hasattr(data[1], "shape")
     return bool(arrays)
-
-
-def _checked(batch: Batch, where: str) -> Batch:
-    """Refuse inputs or targets that are not finite."""
-    for role, tree in (("inputs", batch.inputs), ("targets", batch.target)):
-        for tensor in tensors(tree):
-            if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-                bad = int((~torch.isfinite(tensor)).sum())
-                raise ValueError(
-                    f"the {role} of {where} hold {bad} values that are nan or infinite; "
-                    "clean the data first (`torch.isfinite` finds them)."
-                )
-    return batch
-
-
-def _alike(first: Batch, second: Batch) -> bool:
-    """Whether two batches can be joined into one."""
-    if not (first.splittable and second.splittable):
-        return False
-    return bool(
-        signature((first.inputs, first.target)) == signature((second.inputs, second.target))
-    )
-
-
-def _join(batches: list[Batch]) -> Batch:
-    """Make one batch of several that are alike."""
-    if len(batches) == 1:
-        return batches[0]
-    inputs, target = concatenate([(batch.inputs, batch.target) for batch in batches])
-    return Batch(inputs, target, sum(batch.samples for batch in batches), True)
-
-
-def _joined(batches: Iterable[Batch]) -> list[Batch]:
-    """Join neighbours that are alike, so that later chunks are slices and not copies."""
-    runs: list[list[Batch]] = []
-    for batch in batches:
-        if runs and _alike(runs[-1][0], batch):
-            runs[-1].append(batch)
-        else:
-            runs.append([batch])
-    return [_join(run) for run in runs]
-
-
-def _digests(batch: Batch) -> list[int]:
-    """One number per sample that tells samples apart, whatever batch they come in."""
-    count = batch.samples if batch.splittable else 1
-    columns = []
-    for tensor in tensors((batch.inputs, batch.target)):
-        flat = tensor.detach().to(_CPU).contiguous().reshape(-1).view(torch.uint8)
-        columns.append(flat.reshape(count, flat.numel() // count).numpy())
-    digests = [hash(tuple(column[i].tobytes() for column in columns)) for i in range(count)]
-    # A batch that cannot be split counts all its samples by the one number it has.
-    return digests if batch.splittable else digests * batch.samples
 
 
 @contextmanager

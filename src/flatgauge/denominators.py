@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flatgauge.batches import Batch, Batches
+from flatgauge.batch import Batch
+from flatgauge.batches import Batches
 from flatgauge.losses import IGNORED, Loss
 
 Count = Callable[[Batch], float]

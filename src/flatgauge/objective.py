@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flatgauge.batches import Batch, Batches
+from flatgauge.batch import Batch
+from flatgauge.batches import Batches
 from flatgauge.denominators import find_count
 from flatgauge.isolation import isolated
 from flatgauge.losses import Loss

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from flatgauge.batches import LABEL_KEYS, Batch
+from flatgauge.batch import LABEL_KEYS, Batch
 from flatgauge.nested import map_tensors
 
 

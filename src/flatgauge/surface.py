@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
@@ -13,19 +12,12 @@ from torch import Tensor, nn
 
 from flatgauge.batches import Batches
 from flatgauge.isolation import isolated
+from flatgauge.layout import Layout
 from flatgauge.losses import Loss, resolve_loss
 from flatgauge.memory import available, parse_bytes
 from flatgauge.objective import Objective
-from flatgauge.products import (
-    DESCRIPTIONS,
-    METHODS,
-    Function,
-    GradientGraph,
-    Method,
-    difference_product,
-    differentiate,
-    forward_product,
-)
+from flatgauge.products import DESCRIPTIONS, difference_product, differentiate
+from flatgauge.second_order import SecondOrder
 from flatgauge.subject import Subject
 
 Point = Tensor | Mapping[str, Tensor]
@@ -90,18 +82,19 @@ class LossSurface:
         check_data: bool = True,
     ) -> None:
         _check_order(model, loss, data)
-        _check_options(chunk, dtype, weight_decay, products)
+        _check_options(chunk, dtype, weight_decay)
         self._subject = Subject(model, dtype)
         self._loss: Loss = resolve_loss(loss)
         self.memory = available(self.device) // 2 if memory == "auto" else parse_bytes(memory)
         self._batches = Batches(data, room=self.memory // 4, check=check_data)
         self._objective = Objective(self._subject, self._loss, self._batches, denominator)
+        self._layout = Layout(self._subject.names, self._subject.leaves)
+        self._second_order = SecondOrder(
+            self._subject, self._objective, self._layout, self.memory, products
+        )
         self.weight_decay = float(weight_decay)
-        self.notes = [*self._subject.notes, *self._batches.notes, *self._objective.notes]
         self.matvecs = 0
         self._chunk = chunk
-        self._method = None if products == "auto" else _method(products)
-        self._graphs: dict[int, GradientGraph] = {}
         self._value: float | None = None
         self._gradient: Tensor | None = None
 
@@ -118,20 +111,18 @@ class LossSurface:
     @property
     def params(self) -> dict[str, Tensor]:
         """The trainable parameters' values now, by name."""
-        self._follow()
-        leaves = zip(self.names, self._subject.leaves, strict=True)
-        return {name: leaf.detach().clone() for name, leaf in leaves}
+        return self._layout.named(self.point)
 
     @property
     def point(self) -> Tensor:
         """The trainable parameters' values now, as one flat vector."""
         self._follow()
-        return _flat([leaf.detach() for leaf in self._subject.leaves])
+        return self._layout.flat([leaf.detach() for leaf in self._subject.leaves])
 
     @property
     def size(self) -> int:
         """The number of trainable parameters p."""
-        return sum(leaf.numel() for leaf in self._subject.leaves)
+        return self._layout.size
 
     @property
     def samples(self) -> int:
@@ -164,7 +155,14 @@ class LossSurface:
     @property
     def product_method(self) -> str:
         """How Hessian products are computed, in words; tried out at first use."""
-        return DESCRIPTIONS[self._chosen_method()]
+        with isolated(self.model, self.device):
+            return DESCRIPTIONS[self._second_order.method]
+
+    @property
+    def notes(self) -> list[str]:
+        """What was assumed or done to make model, loss and data one fixed function."""
+        parts = (self._subject, self._batches, self._objective, self._second_order)
+        return [note for part in parts for note in part.notes]
 
     def value(self, point: Point | None = None) -> float:
         """The mean loss.
@@ -223,11 +221,11 @@ class LossSurface:
             for chunk in self._objective.chunks(self.chunk):
                 loss = self._objective.total(leaves, chunk)
                 total += float(loss.detach())
-                self._add(sums, differentiate(loss, leaves))
+                self._layout.add(sums, differentiate(loss, leaves))
         value = total / self._objective.count + self._penalty(leaves)
         gradient = sums / self._objective.count
         if self.weight_decay:
-            gradient += self.weight_decay * _flat([leaf.detach() for leaf in leaves])
+            gradient += self.weight_decay * self._layout.flat([x.detach() for x in leaves])
         if point is None:
             self._value, self._gradient = _finite(value), gradient.clone()
         return math.inf if math.isnan(value) else value, gradient
@@ -254,18 +252,17 @@ class LossSurface:
             )
         self._follow()
         columns = vectors.detach().to(self.device, self.dtype).reshape(self.size, -1).T
-        method = self._chosen_method()
-        products = torch.zeros_like(columns, memory_format=torch.contiguous_format)
-        if method == "differences":
-            for column, product in zip(columns, products, strict=True):
-                product += difference_product(self.gradient, self.point, column)
-        else:
-            with isolated(self.model, self.device):
-                self._add_products(method, columns, products)
-            products /= self._objective.count
-            products += self.weight_decay * columns
+        sums = torch.zeros_like(columns, memory_format=torch.contiguous_format)
+        with isolated(self.model, self.device):
+            if self._second_order.method == "differences":
+                for column, product in zip(columns, sums, strict=True):
+                    product += difference_product(self.gradient, self.point, column)
+            else:
+                self._second_order.add(columns, sums, chunk=self.chunk)
+                sums /= self._objective.count
+                sums += self.weight_decay * columns
         self.matvecs += len(columns)
-        return products.T.reshape(vectors.shape).to(vectors.dtype)
+        return sums.T.reshape(vectors.shape).to(vectors.dtype)
 
     def split(self, vector: Tensor) -> dict[str, Tensor]:
         """Name the parts of a flat vector.
@@ -276,11 +273,7 @@ class LossSurface:
         Returns:
             For every parameter its part, as a view of the parameter's shape (then k).
         """
-        parts = torch.split(vector, [leaf.numel() for leaf in self._subject.leaves])
-        return {
-            name: part.reshape((*leaf.shape, *vector.shape[1:]))
-            for name, leaf, part in zip(self.names, self._subject.leaves, parts, strict=True)
-        }
+        return self._layout.named(vector)
 
     def flatten(self, parts: Mapping[str, Tensor]) -> Tensor:
         """Join named parts into one flat vector: the inverse of ``split``.
@@ -292,19 +285,13 @@ class LossSurface:
             The vector (p,).
 
         Raises:
-            ValueError: If names are missing or unknown.
+            ValueError: If names are missing or unknown, or a shape differs.
         """
-        if parts.keys() != set(self.names):
-            odd = sorted(parts.keys() ^ set(self.names))
-            raise ValueError(
-                f"`parts` and the trainable parameters differ in {', '.join(odd[:5])}; give one "
-                "tensor for each of `surface.names`."
-            )
-        return _flat([parts[name] for name in self.names])
+        return self._layout.from_named(parts)
 
     def release(self) -> None:
         """Let go of the graphs kept for fast products; the next product builds them anew."""
-        self._graphs.clear()
+        self._second_order.release()
 
     @contextmanager
     def watched(self, listener: Callable[[int], None]) -> Iterator[None]:
@@ -331,7 +318,7 @@ class LossSurface:
     def _follow(self) -> None:
         """Notice a changed model: forget everything computed at its old parameters."""
         if self._subject.refresh():
-            self._graphs.clear()
+            self._second_order.release()
             self._value = self._gradient = None
 
     def _leaves(self, point: Point | None) -> Sequence[Tensor]:
@@ -346,69 +333,14 @@ class LossSurface:
                 f"parameters; give a flat vector ({self.size},) or a dict of `surface.names`."
             )
         moved = point.detach().to(self.device, self.dtype)
-        return [part.clone().requires_grad_() for part in self.split(moved).values()]
+        return [part.clone().requires_grad_() for part in self._layout.pieces(moved)]
 
     def _penalty(self, leaves: Sequence[Tensor]) -> float:
         """The weight-decay part of the loss."""
         if not self.weight_decay:
             return 0.0
-        return (
-            self.weight_decay
-            / 2
-            * sum(float(leaf.detach().double().square().sum()) for leaf in leaves)
-        )
-
-    def _add(self, sums: Tensor, pieces: Sequence[Tensor | None]) -> None:
-        """Add a gradient, given in pieces, to a flat vector."""
-        for part, piece in zip(self.split(sums).values(), pieces, strict=True):
-            if piece is not None:
-                part += piece.detach()
-
-    def _chosen_method(self) -> Method:
-        """The first way of differentiating twice that works for this model and loss."""
-        if self._method is None:
-            with isolated(self.model, self.device):
-                complaints = {}
-                for method in METHODS:
-                    complaint = self._objective.works(method)
-                    if complaint is None:
-                        break
-                    complaints[method] = complaint
-            self._method = method
-            self.notes += [
-                f"products by {DESCRIPTIONS[method]}: {DESCRIPTIONS[failed]} fails ({complaint})"
-                for failed, complaint in complaints.items()
-            ]
-        return self._method
-
-    def _add_products(self, method: Method, columns: Tensor, products: Tensor) -> None:
-        """Add every chunk's Hessian products, column by column."""
-        vectors = [list(self.split(column).values()) for column in columns]
-        for position, chunk in enumerate(self._objective.chunks(self.chunk)):
-            function = partial(self._objective.total, chunk=chunk)
-            if method == "forward":
-                for vector, product in zip(vectors, products, strict=True):
-                    self._add(product, forward_product(function, self._subject.leaves, vector))
-                continue
-            graph, kept = self._graph(position, function)
-            for index, (vector, product) in enumerate(zip(vectors, products, strict=True)):
-                last = not kept and index == len(vectors) - 1
-                self._add(product, graph.product(vector, last=last))
-
-    def _graph(self, position: int, function: Function) -> tuple[GradientGraph, bool]:
-        """A chunk's first-order graph, and whether it is kept for later products."""
-        if position in self._graphs:
-            return self._graphs[position], True
-        graph = GradientGraph(function, self._subject.leaves)
-        # One graph's worth stays free for what a product itself needs.
-        keep = (len(self._graphs) + 2) * self._objective.graph_bytes(self.chunk) <= self.memory
-        if keep:
-            self._graphs[position] = graph
-        return graph, keep
-
-
-def _flat(parts: Sequence[Tensor]) -> Tensor:
-    return torch.cat([part.reshape(-1) for part in parts])
+        squares = (float(leaf.detach().double().square().sum()) for leaf in leaves)
+        return self.weight_decay / 2 * sum(squares)
 
 
 def _finite(value: float) -> float:
@@ -420,16 +352,6 @@ def _finite(value: float) -> float:
     return value
 
 
-def _method(name: str) -> Method:
-    for method in METHODS:
-        if method == name:
-            return method
-    raise ValueError(
-        f"`products={name!r}` is no way to differentiate twice; use 'auto', "
-        f"{', '.join(map(repr, METHODS))}."
-    )
-
-
 def _check_order(model: Any, loss: Any, data: Any) -> None:
     """Catch arguments in the wrong order, as other tools have them."""
     misplaced = isinstance(loss, nn.Module) and not isinstance(model, nn.Module)
@@ -438,9 +360,7 @@ def _check_order(model: Any, loss: Any, data: Any) -> None:
         raise TypeError(f"LossSurface got ({kinds}); the order is LossSurface(model, loss, data).")
 
 
-def _check_options(
-    chunk: Any, dtype: torch.dtype | None, weight_decay: float, products: str
-) -> None:
+def _check_options(chunk: Any, dtype: torch.dtype | None, weight_decay: float) -> None:
     """Refuse settings that mean nothing."""
     if chunk is not None and (not isinstance(chunk, int) or chunk < 1):
         raise ValueError(f"`chunk={chunk!r}` must be a number of samples, at least 1, or None.")
@@ -451,5 +371,3 @@ def _check_options(
         )
     if not (math.isfinite(weight_decay) and weight_decay >= 0):
         raise ValueError(f"`weight_decay={weight_decay!r}` must be a finite number of at least 0.")
-    if products != "auto":
-        _method(products)
