@@ -130,6 +130,7 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),
+        "waiting": os.environ.get("OMP_WAIT_POLICY", "default").lower(),
     }
 
 

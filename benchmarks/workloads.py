@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -65,7 +66,7 @@ class Workload:
     def batches(self, size: int, samples: int | None = None) -> list[tuple[Tensor, Tensor]]:
         """The first samples (or all) in batches."""
         inputs, targets = self.inputs[:samples], self.targets[:samples]
-        return list(zip(inputs.split(size), targets.split(size), strict=True))
+        return list(zip(torch.split(inputs, size), torch.split(targets, size), strict=True))
 
     def parameters(self) -> list[nn.Parameter]:
         """The trainable parameters, all of them."""
@@ -117,7 +118,7 @@ def _train(model: nn.Module, inputs: Tensor, targets: Tensor, *, epochs: int) ->
     """A few epochs of Adam: away from initialisation, not yet at a minimum."""
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     for _ in range(epochs):
-        for index in torch.randperm(len(inputs)).split(50):
+        for index in torch.split(torch.randperm(len(inputs)), 50):
             optimizer.zero_grad()
             F.cross_entropy(model(inputs[index]), targets[index]).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
@@ -127,7 +128,7 @@ def mlp() -> nn.Module:
     """784-512-512-512-512-512-10 with ReLU."""
     widths = [784, 512, 512, 512, 512, 512]
     layers: list[nn.Module] = [nn.Flatten()]
-    for before, after in zip(widths, widths[1:], strict=False):
+    for before, after in pairwise(widths):
         layers += [nn.Linear(before, after), nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(widths[-1], 10))
 

@@ -14,7 +14,8 @@ ROOT = Path(flatgauge.__file__).parent
 
 #: From the ground up; a module may import only from lines above its own, or from its own unit.
 LAYERS = [
-    ["nested", "layout", "isolation", "memory", "user_code", "weights", "losses", "products", "estimators"],
+    ["nested", "layout", "isolation", "memory", "losses", "products"],
+    ["estimators", "user_code", "weights"],
     ["batch", "datasets", "functionals"],
     ["batches"],
     ["subject", "denominators"],

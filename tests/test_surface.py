@@ -161,6 +161,26 @@ def test_a_loader_too_large_to_hold_is_read_anew_in_every_pass():
     assert streamed.value() == pytest.approx(held.value(), rel=1e-6)
 
 
+class Refilling:
+    """Gives every batch in the same tensors, as fast loaders do."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+
+    def __iter__(self):
+        inputs, targets = torch.zeros(4, 4).double(), torch.zeros(4).long()
+        for i in range(0, 8, 4):
+            inputs[:], targets[:] = self.case.inputs[i : i + 4], self.case.targets[i : i + 4]
+            yield inputs, targets
+
+
+def test_a_loader_that_refills_its_tensors_is_copied():
+    case = build("mlp")
+    surface = LossSurface(case.model, case.loss, Refilling(case))
+    whole = LossSurface(case.model, case.loss, (case.inputs[:8], case.targets[:8]))
+    assert surface.value() == pytest.approx(whole.value(), rel=1e-13)
+
+
 def test_weight_decay_is_part_of_the_loss():
     case = build("mlp")
     plain, decayed = case.surface(), case.surface(weight_decay=0.3)

@@ -32,6 +32,16 @@ class Batch:
     samples: int
     splittable: bool
 
+    @property
+    def bytes(self) -> int:
+        """What its tensors take."""
+        return sum(t.numel() * t.element_size() for t in tensors((self.inputs, self.target)))
+
+    def copy(self) -> Batch:
+        """The same samples in tensors of their own."""
+        inputs, target = map_tensors(torch.clone, (self.inputs, self.target))
+        return Batch(inputs, target, self.samples, self.splittable)
+
     def rows(self, index: slice | list[int]) -> Batch:
         """Take some of the samples, in the order of the index."""
         inputs, target = map_tensors(lambda tensor: tensor[index], (self.inputs, self.target))

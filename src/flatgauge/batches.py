@@ -13,7 +13,6 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 from flatgauge.batch import Batch, alike, as_batch, checked, digests, join, joined
 from flatgauge.isolation import preserved_randomness
-from flatgauge.nested import tensors
 
 _CPU = torch.device("cpu")
 
@@ -39,7 +38,9 @@ class Batches:
         if _is_one_batch(data):
             self._stored = [checked(as_batch(data, where="`data`"), "`data`")]
         elif isinstance(data, (list, tuple)):
-            self._stored = joined(self._read(data))
+            self._stored = list(self._read(data))
+            if sum(batch.bytes for batch in self._stored) <= room:
+                self._stored = joined(self._stored)
         else:
             self._source = self._ordered(data)
             self._stored = self._settle(room, check)
@@ -74,7 +75,7 @@ class Batches:
                 yield join(waiting)
                 waiting = []
             if batch.splittable and batch.samples < size:
-                waiting.append(batch)
+                waiting.append(batch if self.stored else batch.copy())
             else:
                 yield from batch.split(size)
         if waiting:
@@ -120,23 +121,27 @@ class Batches:
             collate_fn=loader.collate_fn,
             num_workers=loader.num_workers,
             worker_init_fn=loader.worker_init_fn,
+            multiprocessing_context=loader.multiprocessing_context,
         )
 
     def _settle(self, room: int, check: bool) -> list[Batch] | None:
         """Read twice, compare, and keep the samples if there is room for them."""
         with _undisturbed(self._source):
-            kept: list[Batch] | None = []
+            kept: list[Batch] = []
             first: list[int] = []
             size = 0
             for batch in self._read(self._source):
                 first += digests(batch)
-                size += sum(t.numel() * t.element_size() for t in tensors(batch.inputs))
-                kept = [*kept, batch] if kept is not None and size <= room else None
+                size += batch.bytes
+                if size <= room:
+                    kept.append(batch.copy())  # A loader may fill the same tensors again.
+                else:
+                    kept.clear()
             self._streamed_samples = len(first)
             if check:
                 second = [d for b in self._read(self._source, check=False) for d in digests(b)]
-                self._compare(first, second, storable=kept is not None)
-        return joined(kept) if kept is not None else None
+                self._compare(first, second, storable=size <= room)
+        return joined(kept) if size <= room else None
 
     def _compare(self, first: list[int], second: list[int], *, storable: bool) -> None:
         """Refuse data that change from pass to pass."""

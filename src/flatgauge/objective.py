@@ -28,6 +28,13 @@ from flatgauge.subject import Subject
 #: its tensors are still near the cache when the backward pass comes back to them.
 _WORKING_SET = 24 * 2**20
 
+#: What a product takes while it is computed, in graphs of the chunk at hand: the graph itself,
+#: what is passed back through it, and what kernels and allocator need on top. Measured.
+WORKING = 4.0
+
+#: What a kept graph takes in memory, relative to the tensors in it. Measured.
+KEPT = 1.2
+
 #: Below this many samples, kernels lose more by being small than the cache gives.
 _SMALLEST_CHUNK = 48
 
@@ -111,7 +118,7 @@ class Objective:
         Raises:
             MemoryError: If not even one sample fits the budget.
         """
-        one = self.graph_bytes(1)
+        one = WORKING * self.graph_bytes(1)
         if one > memory:
             raise MemoryError(
                 f"one sample needs about {format_bytes(one)} to be differentiated twice, but the "
@@ -119,7 +126,7 @@ class Objective:
             )
         each = self.graph_bytes(1) - self.graph_bytes(0)
         wanted = max(_WORKING_SET / each, _SMALLEST_CHUNK)
-        return max(1, min(int(wanted), int(memory / 4 / each), self._batches.samples))
+        return max(1, min(int(wanted), int(memory / (2 * WORKING) / each), self._batches.samples))
 
     def works(self, method: Method) -> str | None:
         """Try a way of differentiating twice on a few samples.

@@ -7,6 +7,10 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
+
+#: Whether `torch.autograd.grad` takes places in the graph for tensors.
+_EDGES = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 5)
 
 Function = Callable[[Sequence[Tensor]], Tensor]
 Method = Literal["reverse", "forward", "differences"]
@@ -32,7 +36,7 @@ class GradientGraph:
         gradient = differentiate(function(leaves), leaves, create_graph=True)
         self._leaves = leaves
         self._pieces = [
-            (index, piece)
+            (index, _end(piece))
             for index, piece in enumerate(gradient)
             if piece is not None and piece.requires_grad
         ]
@@ -41,9 +45,9 @@ class GradientGraph:
         """Differentiate along a vector; with `last` the graph is used up."""
         if not self._pieces:  # The function is linear: its Hessian is zero.
             return [None] * len(self._leaves)
-        indices, pieces = zip(*self._pieces, strict=True)
+        indices, ends = zip(*self._pieces, strict=True)
         return torch.autograd.grad(
-            pieces,
+            ends,
             self._leaves,
             grad_outputs=[vector[index] for index in indices],
             retain_graph=not last,
@@ -55,7 +59,7 @@ class GradientGraph:
         # Autograd does not object to `once_differentiable`: it takes the function for a constant,
         # and products come out too small without a word.
         seen: set[Any] = set()
-        waiting: list[Any] = [piece.grad_fn for _, piece in self._pieces]
+        waiting: list[Any] = [_node(end) for _, end in self._pieces]
         while waiting:
             node = waiting.pop()
             if node is None or node in seen:
@@ -65,6 +69,16 @@ class GradientGraph:
             seen.add(node)
             waiting += [following for following, _ in node.next_functions]
         return False
+
+
+def _end(piece: Tensor) -> Any:
+    """Where a gradient ends in the graph, without its numbers."""
+    # Kept for every chunk, the numbers would take the size of the model each time.
+    return get_gradient_edge(piece) if _EDGES else piece
+
+
+def _node(end: Any) -> Any:
+    return end.node if _EDGES else end.grad_fn
 
 
 def differentiate(

@@ -7,7 +7,7 @@ from functools import partial
 from torch import Tensor
 
 from flatgauge.layout import Layout
-from flatgauge.objective import Objective
+from flatgauge.objective import KEPT, WORKING, Objective
 from flatgauge.products import (
     DESCRIPTIONS,
     METHODS,
@@ -84,8 +84,8 @@ class SecondOrder:
         if position in self._graphs:
             return self._graphs[position], True
         graph = GradientGraph(function, self._subject.leaves)
-        # One graph's worth stays free for what a product itself needs.
-        keep = (len(self._graphs) + 2) * self._objective.graph_bytes(chunk) <= self._memory
+        needed = KEPT * (len(self._graphs) + 1) + WORKING
+        keep = needed * self._objective.graph_bytes(chunk) <= self._memory
         if keep:
             self._graphs[position] = graph
         return graph, keep

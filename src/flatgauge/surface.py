@@ -41,8 +41,8 @@ class LossSurface:
         data: A DataLoader, a data set, any re-iterable of batches, or one ``(inputs, targets)``
             pair. A batch is such a pair or a dict; tuples of inputs are passed as positional,
             dicts as keyword arguments.
-        memory: What the computation may take beyond model and data: ``"2GiB"``, bytes, or
-            ``"auto"`` for half of what is free.
+        memory: What passes over the data may take, beyond the data and a few vectors of the
+            model's size: ``"2GiB"``, bytes, or ``"auto"`` for half of what is free.
         chunk: Samples per pass; None chooses by the memory they need. Results do not depend
             on it.
         dtype: Precision of the computation; None follows the model (half precision is measured
