@@ -17,6 +17,7 @@ from torch import Tensor
 from flatgauge.batch import Batch
 from flatgauge.batches import Batches
 from flatgauge.losses import IGNORED, Loss
+from flatgauge.precision import wide
 
 Count = Callable[[Batch], float]
 
@@ -132,10 +133,10 @@ def _settle(
         )
     single = [together.rows([i]) for i in range(together.samples)]
     try:
-        parts = [gradient(sample).double() for sample in single]
+        parts = [wide(gradient(sample)) for sample in single]
     except Exception as error:  # Batch statistics of one sample, a loss that compares samples.
         raise ValueError(_NO_MEAN.format(loss.name)) from error
-    whole = whole.double()
+    whole = wide(whole)
     is_sum = _adds_up(whole, [1.0] * len(parts), parts)
     if loss.count is not None and is_sum:  # A known total adds up as it is.
         return next(iter(counts.values()))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,17 +35,29 @@ def isolated(model: nn.Module, device: torch.device) -> Iterator[None]:
             stack.enter_context(preserved_randomness(device))
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.enable_grad())
-            stack.enter_context(torch.autocast(device.type, enabled=False))
+            if torch.amp.is_autocast_available(device.type):
+                stack.enter_context(torch.autocast(device.type, enabled=False))
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-            # Importing the compiler takes a second, so it is asked only where it was used.
             if any(getattr(m, "_compiled_call_impl", None) is not None for m, _ in modes):
-                stack.enter_context(torch.compiler.set_stance("force_eager"))
+                stack.enter_context(_eager())
             model.eval()
             yield
     finally:
         for module, training in modes:
             # Not `.train()`: a model may override it with side effects of its own.
             module.training = training
+
+
+def _eager() -> AbstractContextManager[Any]:
+    """Run compiled calls eagerly. Asked only where needed: importing the compiler is slow."""
+    set_stance = getattr(torch.compiler, "set_stance", None)
+    if set_stance is None:
+        raise TypeError(
+            "`model` was compiled in place (`model.compile()`), and a compiled graph has no second "
+            "derivative; pass a copy that was not compiled, or use torch 2.6 or later."
+        )
+    stance: AbstractContextManager[Any] = set_stance("force_eager")
+    return stance
 
 
 @contextmanager
@@ -59,11 +72,16 @@ def preserved_randomness(device: torch.device) -> Iterator[None]:
     """
     python_state = random.getstate()
     numpy_state = np.random.get_state()  # noqa: NPY002 - the legacy state is the global one
-    accelerator = device.type if device.type in ("cuda", "mps") else "cuda"
-    devices = [device.index or 0] if device.type in ("cuda", "mps") else []
+    mps_state = torch.mps.get_rng_state() if device.type == "mps" else None
+    indexed = device.type not in ("cpu", "mps")
     try:
-        with torch.random.fork_rng(devices=devices, device_type=accelerator):
+        with torch.random.fork_rng(
+            devices=[device.index or 0] if indexed else [],
+            device_type=device.type if indexed else "cuda",
+        ):
             yield
     finally:
         random.setstate(python_state)
         np.random.set_state(numpy_state)  # noqa: NPY002
+        if mps_state is not None:
+            torch.mps.set_rng_state(mps_state)

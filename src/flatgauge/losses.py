@@ -118,7 +118,7 @@ def _label_count(target: Tensor, weight: Tensor | None, ignore_index: int) -> fl
     kept = target[target != ignore_index]
     if weight is None:
         return float(kept.numel())
-    return float(weight.double().cpu()[kept.long().cpu()].sum())
+    return float(weight.cpu().double()[kept.long().cpu()].sum())
 
 
 def _check_labels(name: str, logits: Tensor, target: Any, ignore_index: int) -> None:

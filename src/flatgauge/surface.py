@@ -16,6 +16,7 @@ from flatgauge.layout import Layout
 from flatgauge.losses import Loss, resolve_loss
 from flatgauge.memory import available, parse_bytes
 from flatgauge.objective import Objective
+from flatgauge.precision import wide
 from flatgauge.products import DESCRIPTIONS, difference_product, differentiate
 from flatgauge.second_order import SecondOrder
 from flatgauge.subject import Subject
@@ -339,7 +340,7 @@ class LossSurface:
         """The weight-decay part of the loss."""
         if not self.weight_decay:
             return 0.0
-        squares = (float(leaf.detach().double().square().sum()) for leaf in leaves)
+        squares = (float(wide(leaf.detach()).square().sum()) for leaf in leaves)
         return self.weight_decay / 2 * sum(squares)
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from flatgauge.estimators.matrix import Matrix, SupportsMatmul
+from flatgauge.precision import wide
 
 Array = npt.NDArray[np.float64]
 
@@ -190,7 +191,7 @@ class Krylov:
         for _ in range(2):  # the second pass removes what rounding left after the first
             along = known @ vector
             vector = vector - along @ known
-            within += along.double().cpu().numpy()
+            within += wide(along).cpu().numpy()
             for i, direction in enumerate(self.pending):
                 part = torch.dot(direction, vector)
                 vector = vector - part * direction
@@ -228,7 +229,7 @@ def lanczos(operator: SupportsMatmul | Matrix, start: Tensor, steps: int) -> Kry
 
 def _norm(vector: Tensor) -> float:
     """Length, summed in float64 so that float32 entries neither over- nor underflow."""
-    return float(torch.linalg.vector_norm(vector, dtype=torch.float64))
+    return float(torch.linalg.vector_norm(wide(vector)))
 
 
 def _eigh(symmetric: Array) -> tuple[Array, Array]:

@@ -14,6 +14,7 @@ from flatgauge.estimators import probes as random_vectors
 from flatgauge.estimators.estimate import Estimate
 from flatgauge.estimators.krylov import ROUNDING, Array
 from flatgauge.estimators.matrix import Matrix, SupportsMatmul
+from flatgauge.precision import wide
 
 BLOCK = 8
 """Columns multiplied at a time."""
@@ -153,7 +154,7 @@ def _exact(matrix: Matrix, options: Mapping[str, object]) -> Estimate:
         rows = torch.arange(first, min(first + BLOCK, matrix.size), device=matrix.device)
         unit = torch.zeros(matrix.size, len(rows), dtype=matrix.dtype, device=matrix.device)
         unit[rows, rows - first] = 1
-        total += float((matrix @ unit)[rows, rows - first].sum(dtype=torch.float64))
+        total += float(wide((matrix @ unit)[rows, rows - first]).sum())
     return Estimate(total, exact=True, matvecs=matrix.matvecs, options=options)
 
 
@@ -223,7 +224,7 @@ def _samples(matrix: Matrix, basis: Tensor, count: int, generator: Generator) ->
 
 def _quadratic(matrix: Matrix, vectors: Tensor) -> Array:
     """``v · A v`` for every column, ``(k,)``, summed in float64."""
-    return (vectors.double() * _products(matrix, vectors)).sum(dim=0).cpu().numpy()
+    return (wide(vectors) * wide(_products(matrix, vectors))).sum(dim=0).cpu().numpy()
 
 
 def _products(matrix: Matrix, vectors: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from importlib import metadata
 
 import torch
 
+from flatgauge.precision import wide
 from flatgauge.surface import LossSurface
 
 #: Where ‖gradient‖ ‖θ‖ / (1 + L) exceeds this, the point is marked as no minimum. Relative to
@@ -64,9 +65,9 @@ def facts_of(surface: LossSurface, *, seed: int) -> Facts:
         The facts.
     """
     loss, gradient = surface.value_and_gradient()
-    length = float(gradient.double().norm())
+    length = float(wide(gradient).norm())
     notes = list(surface.notes)
-    steepness = length * float(surface.point.double().norm())
+    steepness = length * float(wide(surface.point).norm())
     if steepness > STEEP * (1 + abs(loss)):
         notes.append(
             f"not a minimum: ‖gradient‖ = {length:.3g}; moving the weights by 1 % of their norm "
