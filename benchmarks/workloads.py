@@ -118,7 +118,7 @@ def _train(model: nn.Module, inputs: Tensor, targets: Tensor, *, epochs: int) ->
     """A few epochs of Adam: away from initialisation, not yet at a minimum."""
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
     for _ in range(epochs):
-        for index in torch.split(torch.randperm(len(inputs)), 50):
+        for index in torch.split(torch.randperm(len(inputs)), 100):
             optimizer.zero_grad()
             F.cross_entropy(model(inputs[index]), targets[index]).backward()  # type: ignore[no-untyped-call]
             optimizer.step()
@@ -177,5 +177,5 @@ def resnet20() -> nn.Module:
 KINDS = {
     "W1": Kind("MLP 784-512⁵-10", mlp, "mnist", (1, 28, 28), 10_000, (500, 1000, 2500), 2),
     "W2": Kind("LeNet-5", lenet, "mnist", (1, 28, 28), 10_000, (100, 250, 1000), 2),
-    "W3": Kind("ResNet-20", resnet20, "cifar10", (3, 32, 32), 1_000, (20, 50, 100), 10),
+    "W3": Kind("ResNet-20", resnet20, "cifar10", (3, 32, 32), 1_000, (20, 50, 100), 4),
 }
