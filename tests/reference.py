@@ -42,3 +42,8 @@ def dense_gradient(case: Case) -> Tensor:
 def dense_hessian(case: Case) -> Tensor:
     """The Hessian, one entry per pair of parameters."""
     return torch.autograd.functional.hessian(loss_function(case), theta(case))
+
+
+def error(got: Tensor, expected: Tensor) -> float:
+    """How far off a vector or matrix is, relative to its size."""
+    return ((got - expected).norm() / expected.norm()).item()
