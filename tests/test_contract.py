@@ -20,12 +20,8 @@ from flatgauge.measures import GROUPS, registry
 MEASURES = [item.name for item in registry]
 SECTIONS = ["Definition:", "Invariance:", "Cost:", "Reference:", "Args:", "Returns:", "Example:"]
 
-#: Settings under which a measure reaches its stopping rule on every case.
-OPTIONS = {"hessian_trace": {"max_matvecs": 2000}}
-
 
 def run(name: str, surface: LossSurface, *, seed: int = 0, **options) -> Estimate:
-    options = OPTIONS.get(name, {}) | options
     return registry[name].function(surface, generator=Generator().manual_seed(seed), **options)
 
 
