@@ -277,7 +277,10 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--markdown", type=Path, metavar="FILE")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if not options.rounds and not options.eigen:
+        parser.error("`--rounds 0` leaves nothing to time; give more, or `--eigen`.")
+    return options
 
 
 def main() -> None:
@@ -295,8 +298,6 @@ def main() -> None:
         found = comparison.products(options.rounds) if options.rounds else []
         if options.eigen:
             found += comparison.eigenvalues(options.eigen)
-        if not found:
-            continue
         text.append(description(comparison, found[0].gradient_seconds))
         print(f"{text[-1]}\n\n{table(found)}\n", flush=True)
         rows += found

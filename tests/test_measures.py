@@ -133,7 +133,7 @@ def test_expectation_that_overflows_is_infinite_and_marked():
     [
         (epsilon_sharpness, {"epsilon": 0.0}, r"the radius 0\.0 must be a positive"),
         (epsilon_sharpness, {"epsilon": math.inf}, "the radius inf must be a positive"),
-        (epsilon_sharpness, {"starts": 0}, "`starts=0` and `steps=12` must be at least 1"),
+        (epsilon_sharpness, {"starts": 0}, "`starts=0` and `steps=10` must be at least 1"),
         (expected_sharpness, {"sigma": -1.0}, r"`sigma=-1\.0` must be a positive"),
         (expected_sharpness, {"pairs": 1}, "`pairs=1` gives no standard error"),
     ],

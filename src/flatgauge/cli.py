@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
@@ -136,6 +137,9 @@ def demo(threads: Threads = None, seed: Seed = 0, debug: Debug = False) -> None:
 
 def main() -> None:
     """Run the command line; errors are one line on stderr unless ``--debug`` is given."""
+    # Idle threads of one numerical library must not spin while another one works: on two cores
+    # that costs half of the time and more. Read when torch is loaded, so set before.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         app()
     except BrokenPipeError:

@@ -26,8 +26,8 @@ def epsilon_sharpness(
     surface: LossSurface,
     *,
     epsilon: float = 0.1,
-    starts: int = 2,
-    steps: int = 12,
+    starts: int = 3,
+    steps: int = 10,
     generator: Generator | None = None,
 ) -> Estimate:
     r"""Largest rise of the loss within a ball around the weights, relative to 1 + loss.
