@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+import weakref
 
 import pytest
 import torch
 
+from flatgauge import LossSurface
 from flatgauge.memory import available, format_bytes, parse_bytes, saved_bytes
+from flatgauge.products import GradientGraph
 
 
 @pytest.mark.parametrize(
@@ -52,12 +56,30 @@ def test_something_is_free():
     assert 2**20 < available(torch.device("cpu")) < 2**50
 
 
-def test_what_autograd_keeps_is_counted_once_and_without_what_exists_anyway():
+def test_what_a_graph_keeps_is_counted_once_and_without_what_exists_anyway():
     x, w = torch.randn(100, 50), torch.randn(50, 20, requires_grad=True)
-    with saved_bytes(iter([x, w])) as count:
-        y = torch.relu(x @ w)  # keeps x (known) and its own output
-        (y * y).sum()  # keeps the same output twice more
-    assert count.total == 100 * 20 * 4
+
+    def function(leaves):
+        y = torch.relu(x @ leaves[0])  # keeps x (known) and its own output
+        return (y * y).sum()  # keeps the same output
+
+    graph = GradientGraph(function, [w])
+    kept = saved_bytes(graph.nodes(), [x, w])
+    # y, the gradient passed back to y (twice y) and to x @ w, and the mask of the relu at most
+    assert 100 * 20 * 4 <= kept <= 5 * 100 * 20 * 4
+    assert saved_bytes(graph.nodes(), []) == kept + (100 * 50) * 4
+
+
+def test_surfaces_leave_no_memory_behind():
+    model = torch.nn.Sequential(torch.nn.Linear(30, 40), torch.nn.ReLU(), torch.nn.Linear(40, 3))
+    data = (torch.randn(20, 30), torch.arange(20) % 3)
+    for _ in range(3):
+        surface = LossSurface(model, "cross_entropy", data)
+        surface.hvp(torch.ones(surface.size))
+        leaf = weakref.ref(surface._subject.leaves[0])
+        del surface
+        gc.collect()
+        assert leaf() is None
 
 
 PEAK = """

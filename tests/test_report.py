@@ -90,6 +90,29 @@ def test_wrong_requests_are_refused_before_anything_runs(measures, error, messag
     assert surface.matvecs == 0
 
 
+def test_one_measure_that_fails_does_not_lose_the_others():
+    class Kinked(torch.nn.Module):
+        """Infinitely curved at its own point."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))
+
+        def forward(self, x):
+            return x + (self.w.square() + 1e-300).pow(0.75).sum()
+
+    ones = torch.ones(4, 1).double()
+    surface = fg.LossSurface(Kinked(), "mse", (ones, 0 * ones))
+    report = fg.measure(surface)
+    assert math.isfinite(report["expected_sharpness"].value)
+    failed = report["hessian_trace"]
+    assert math.isnan(failed.value)
+    assert not failed.converged
+    assert failed.notes[0].startswith("could not be measured: ")
+    with pytest.raises(ValueError, match="not finite"):
+        fg.measure(surface, measures=["hessian_trace"])
+
+
 def test_measure_wants_a_surface():
     with pytest.raises(TypeError, match="`surface` is a Linear; make one with LossSurface"):
         fg.measure(torch.nn.Linear(1, 1))

@@ -9,6 +9,7 @@ import torch
 from cases import CASES, Case, build
 from reference import dense_gradient, dense_hessian, error, loss_function, theta
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from flatgauge import LossSurface
@@ -332,3 +333,34 @@ def test_the_model_can_take_several_inputs_or_keywords():
 def _doubled(samples):
     x = torch.stack([sample[0] for sample in samples])
     return (x, x), torch.stack([sample[1] for sample in samples])
+
+
+class Checkpointed(nn.Module):
+    """Runs its first half again in the backward pass."""
+
+    def __init__(self, *, checkpointed: bool) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            self.first, self.second = nn.Linear(4, 5).double(), nn.Linear(5, 3).double()
+        self.checkpointed = checkpointed
+
+    def half(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.first(x)).sin()
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.checkpointed:
+            return self.second(checkpoint(self.half, x, use_reentrant=False))
+        return self.second(self.half(x))
+
+
+def test_activation_checkpoints_meet_the_parameters_of_the_forward_pass():
+    data = (build("mlp").inputs, build("mlp").targets)
+    plain, other = (
+        LossSurface(Checkpointed(checkpointed=flag), "cross_entropy", data)
+        for flag in (False, True)
+    )
+    elsewhere, vectors = plain.point + 0.3, directions(plain.size)
+    assert error(other.gradient(elsewhere), plain.gradient(elsewhere)) < 1e-13
+    for _ in range(2):
+        assert error(other.hvp(vectors), plain.hvp(vectors)) < 1e-12

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 
+from flatgauge.estimators import Estimate
 from flatgauge.measures import Measure, registry
 from flatgauge.report import Report, facts_of
 from flatgauge.surface import LossSurface
@@ -29,7 +31,8 @@ def measure(
 
     Args:
         surface: Where to measure.
-        measures: Names of measures, or a mapping from names to their options; None for all.
+        measures: Names of measures, or a mapping from names to their options; None for all,
+            where one that fails is marked in the report and does not lose the others.
         seed: Of everything random.
         progress: Called before each measure with its name, how many are done, and how many
             there are.
@@ -38,7 +41,10 @@ def measure(
         The report: estimates by name, and the facts of the run.
 
     Raises:
-        ValueError: If a measure or an option does not exist.
+        ValueError: If a measure or an option does not exist, or a measure asked for by name
+            fails.
+        RuntimeError: If the model fails while a measure asked for by name runs.
+        MemoryError: If a measure asked for by name does not fit the budget.
         TypeError: If `surface` or `measures` is of the wrong kind.
 
     Example:
@@ -59,7 +65,14 @@ def measure(
             progress(item.name, done, len(wanted))
         if item.draws:
             options = options | {"generator": _source(seed, item.name)}
-        estimates[item.name] = item.function(surface, **options)
+        try:
+            estimates[item.name] = item.function(surface, **options)
+        except (ValueError, RuntimeError, MemoryError) as error:
+            if measures is not None:  # Asked for by name: the answer is the error.
+                raise
+            estimates[item.name] = Estimate(
+                math.nan, converged=False, notes=(f"could not be measured: {error}",)
+            )
     return Report(estimates, facts_of(surface, seed=seed))
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -99,34 +99,32 @@ def _cgroup(name: str) -> int | None:
     return int(text) if text.isdigit() else None
 
 
-class SavedBytes:
-    """How many bytes autograd kept inside a `saved_bytes` block."""
-
-    def __init__(self, known: Iterator[Tensor]) -> None:
-        self._seen = {tensor.untyped_storage().data_ptr() for tensor in known}
-        self._alive: list[Tensor] = []
-        self.total = 0
-
-    def add(self, tensor: Tensor) -> Tensor:
-        """Count a tensor's storage once, and hold it so that its address stays its own."""
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in self._seen:
-            self._seen.add(storage.data_ptr())
-            self._alive.append(tensor)
-            self.total += storage.nbytes()
-        return tensor
-
-
-@contextmanager
-def saved_bytes(known: Iterator[Tensor]) -> Iterator[SavedBytes]:
-    """Count what autograd keeps for backward, leaving out tensors that exist anyway.
+def saved_bytes(nodes: Iterable[Any], known: Iterable[Tensor]) -> int:
+    """Count what a graph keeps for backward, each storage once.
 
     Args:
-        known: Tensors whose storage is not counted (parameters, inputs).
+        nodes: The graph's nodes.
+        known: Tensors whose storage is not counted, as it exists anyway (parameters, inputs).
 
-    Yields:
-        The running count.
+    Returns:
+        The number of bytes.
     """
-    count = SavedBytes(known)
-    with torch.autograd.graph.saved_tensors_hooks(count.add, lambda tensor: tensor):
-        yield count
+    seen = {tensor.untyped_storage().data_ptr() for tensor in known}
+    total = 0
+    for node in nodes:
+        for tensor in _saved_by(node):
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in seen:
+                seen.add(storage.data_ptr())
+                total += storage.nbytes()
+    return total
+
+
+def _saved_by(node: Any) -> Iterator[Tensor]:
+    """The tensors that one node of an autograd graph holds."""
+    names = [name for name in dir(type(node)) if name.startswith("_saved_")]
+    for name in [*names, "saved_tensors"]:
+        value = getattr(node, name, None)
+        for item in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(item, Tensor):
+                yield item

@@ -85,6 +85,17 @@ class Objective:
         total = self._raw(leaves, chunk)
         return total if self._loss.count is not None else total * self._count_of(chunk)
 
+    def total_and_gradient(
+        self, leaves: Sequence[Tensor], chunk: Batch
+    ) -> tuple[float, Sequence[Tensor | None]]:
+        """The loss summed over a chunk and its gradient, None where it does not depend."""
+
+        def both() -> tuple[float, Sequence[Tensor | None]]:
+            total = self.total(leaves, chunk)
+            return float(total.detach()), differentiate(total, leaves)
+
+        return self._subject.holding(leaves, both)
+
     def chunks(self, size: int) -> Iterator[Batch]:
         """Every chunk that counts, in a fixed order, on the model's device."""
         for chunk in self._batches.chunks(size):
@@ -144,7 +155,8 @@ class Objective:
             return self.total(values, few)
 
         vector = [torch.ones_like(leaf) for leaf in leaves]
-        try:
+
+        def attempt() -> str | None:
             if method == "reverse":
                 graph = GradientGraph(function, leaves)
                 if graph.has_dead_end():
@@ -152,9 +164,12 @@ class Objective:
                 graph.product(vector, last=True)
             elif method == "forward":
                 forward_product(function, leaves, vector)
+            return None
+
+        try:
+            return self._subject.holding(leaves, attempt)
         except (RuntimeError, NotImplementedError) as error:
             return str(error).strip().splitlines()[0]
-        return None
 
     def _raw(self, leaves: Sequence[Tensor], chunk: Batch) -> Tensor:
         """What the loss function itself returns: a total if its count is known, else a mean."""
@@ -166,8 +181,12 @@ class Objective:
         """Loss and entries of the gradient of a small batch, as one vector."""
         # Some entries of every parameter say as much as all about how samples add up.
         leaves = self._subject.leaves
-        value = self._raw(leaves, self._subject.place(batch))
-        pieces = differentiate(value, leaves)
+
+        def loss_and_pieces() -> tuple[Tensor, Sequence[Tensor | None]]:
+            value = self._raw(leaves, self._subject.place(batch))
+            return value, differentiate(value, leaves)
+
+        value, pieces = self._subject.holding(leaves, loss_and_pieces)
         parts = [
             torch.zeros_like(leaf) if piece is None else piece
             for leaf, piece in zip(leaves, pieces, strict=True)
@@ -178,9 +197,11 @@ class Objective:
     def _measured_bytes(self, batch: Batch) -> float:
         """What autograd keeps for a chunk beyond parameters and inputs."""
         leaves = self._subject.leaves
-        with saved_bytes(chain(leaves, tensors((batch.inputs, batch.target)))) as saved:
-            GradientGraph(lambda values: self.total(values, batch), leaves)
-        return float(saved.total)
+        graph = self._subject.holding(
+            leaves, lambda: GradientGraph(lambda values: self.total(values, batch), leaves)
+        )
+        known = chain(leaves, tensors((batch.inputs, batch.target)))
+        return float(saved_bytes(graph.nodes(), known))
 
     def _try_out(self) -> None:
         """Call model and loss on a few samples, so that misfits are told here and clearly."""

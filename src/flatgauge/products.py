@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import torch
@@ -58,17 +58,18 @@ class GradientGraph:
         """Whether a function in the graph can be differentiated once only."""
         # Autograd does not object to `once_differentiable`: it takes the function for a constant,
         # and products come out too small without a word.
+        return any(node.name() == "torch::autograd::Error" for node in self.nodes())
+
+    def nodes(self) -> Iterator[Any]:
+        """Visit every node of the graph once."""
         seen: set[Any] = set()
         waiting: list[Any] = [_node(end) for _, end in self._pieces]
         while waiting:
             node = waiting.pop()
-            if node is None or node in seen:
-                continue
-            if node.name() == "torch::autograd::Error":
-                return True
-            seen.add(node)
-            waiting += [following for following, _ in node.next_functions]
-        return False
+            if node is not None and node not in seen:
+                seen.add(node)
+                yield node
+                waiting += [following for following, _ in node.next_functions]
 
 
 def _end(piece: Tensor) -> Any:

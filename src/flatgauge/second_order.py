@@ -63,10 +63,15 @@ class SecondOrder:
             chunk: Samples at a time.
         """
         vectors = [self._layout.pieces(column) for column in columns]
+        method, leaves = self.method, self._subject.leaves
+        self._subject.holding(leaves, lambda: self._add(method, vectors, sums, chunk))
+
+    def _add(self, method: Method, vectors: list[list[Tensor]], sums: Tensor, chunk: int) -> None:
+        """Add the products chunk by chunk."""
         leaves = self._subject.leaves
         for position, batch in enumerate(self._objective.chunks(chunk)):
             function = partial(self._objective.total, chunk=batch)
-            if self.method == "forward":
+            if method == "forward":
                 for vector, total in zip(vectors, sums, strict=True):
                     self._layout.add(total, forward_product(function, leaves, vector))
                 continue

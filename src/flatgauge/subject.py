@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from flatgauge.batch import LABEL_KEYS, Batch
 from flatgauge.nested import map_tensors
+
+T = TypeVar("T")
+
+
+class _Holder(nn.Module):
+    """Holds a model while something else is done."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.held = model
+
+    def forward(self, action: Callable[[], Any]) -> Any:
+        """Do it."""
+        return action()
 
 
 class Subject:
@@ -35,6 +49,7 @@ class Subject:
         self.names = tuple(parameters)
         self.device = _single_device(parameters)
         self.dtype = dtype or self._precision(parameters)
+        self._holder = _Holder(self.model)
         self.leaves: tuple[Tensor, ...] = ()
         self._others: dict[str, Tensor] = {}
         self.refresh()
@@ -89,6 +104,23 @@ class Subject:
         elif isinstance(inputs, (tuple, list)):
             arguments = tuple(inputs)
         return torch.func.functional_call(self.model, state, arguments, keywords)
+
+    def holding(self, leaves: Sequence[Tensor], action: Callable[[], T]) -> T:
+        """Do something while the model's trainable parameters have other values.
+
+        A model with activation checkpoints runs again during the backward pass: it must meet
+        the values of the forward pass there, not its own.
+
+        Args:
+            leaves: The values, in the order of `names`.
+            action: What to do.
+
+        Returns:
+            What the action returns.
+        """
+        state = {f"held.{name}": leaf for name, leaf in zip(self.names, leaves, strict=True)}
+        result: T = torch.func.functional_call(self._holder, state, (action,))
+        return result
 
     def place(self, batch: Batch) -> Batch:
         """Bring a batch to the model's device and precision."""

@@ -17,7 +17,7 @@ from flatgauge.losses import Loss, resolve_loss
 from flatgauge.memory import available, parse_bytes
 from flatgauge.objective import Objective
 from flatgauge.precision import wide
-from flatgauge.products import DESCRIPTIONS, difference_product, differentiate
+from flatgauge.products import DESCRIPTIONS, difference_product
 from flatgauge.second_order import SecondOrder
 from flatgauge.subject import Subject
 
@@ -220,9 +220,9 @@ class LossSurface:
         total, sums = 0.0, torch.zeros(self.size, dtype=self.dtype, device=self.device)
         with isolated(self.model, self.device):
             for chunk in self._objective.chunks(self.chunk):
-                loss = self._objective.total(leaves, chunk)
-                total += float(loss.detach())
-                self._layout.add(sums, differentiate(loss, leaves))
+                loss, pieces = self._objective.total_and_gradient(leaves, chunk)
+                total += loss
+                self._layout.add(sums, pieces)
         value = total / self._objective.count + self._penalty(leaves)
         gradient = sums / self._objective.count
         if self.weight_decay:
