@@ -49,7 +49,7 @@ class Row:
         batch: Samples at a time.
         cost: In gradients, the median of all rounds.
         spread: In gradients, the cheapest and the dearest round.
-        to_best_peer: Cost divided by that of the best peer; None if there is no peer.
+        to_best_peer: Cost divided by that of the best peer that reads batches; None without one.
         error: Relative to flatgauge in double precision.
         gradient_seconds: Processor time of the unit, the median of all rounds.
     """
@@ -136,7 +136,9 @@ class Comparison:
     ) -> list[Row]:
         """Put costs beside each other."""
         batches = {peer.name: batch for peer, batch in self.peers.items()}
-        costs = [timing.median for timing in timings if timing.name in batches]
+        # The mode that holds all samples in one graph has no memory bound: shown, no yardstick.
+        bounded = {peer.name for peer in self.peers if not peer.whole}
+        costs = [timing.median for timing in timings if timing.name in bounded]
         return [
             Row(
                 workload=self.workload.name,

@@ -33,6 +33,10 @@ def batches(split="train", limit=None):
     generator = torch.Generator().manual_seed(0)
     return [(torch.randn(5, 6, generator=generator), torch.arange(5) % 3) for _ in range(4)]
 
+def talking():
+    print("building the model")
+    return small()
+
 def failing():
     raise RuntimeError("no such checkpoint server")
 
@@ -116,6 +120,13 @@ def test_options_reach_the_surface(run):
     assert facts["samples"] == 20
     _, out, _ = run(*words, "--weight-decay", "0.5", "--memory", "1GiB", "--threads", "1")
     assert json.loads(out)["facts"]["weight_decay"] == 0.5
+
+
+def test_what_user_code_prints_is_kept_out_of_the_results(run):
+    words = ("measure", "nets.py:talking", "--data", "data.npz", *QUICK, "--json")
+    _, out, err = run(*words)
+    assert set(json.loads(out)["measures"]) == {QUICK[1], QUICK[3]}
+    assert "building the model" in err
 
 
 def test_the_table_is_plain_text_where_nobody_watches(run):

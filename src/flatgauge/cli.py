@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import nullcontext
+from contextlib import nullcontext, redirect_stdout
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -80,24 +80,27 @@ def measure(
     from flatgauge.command import open_surface, set_threads
 
     set_threads(threads)
-    surface, notes = open_surface(
-        model=model,
-        weights=weights,
-        data=data,
-        loss=loss,
-        split=split,
-        limit=limit,
-        mean=mean,
-        std=std,
-        dtype=dtype,
-        device=device,
-        memory=memory,
-        weight_decay=weight_decay,
-    )
-    for note in notes:
-        typer.echo(f"note: {note}", err=True)
-    with _progress(surface) as report_progress:
-        report = fg.measure(surface, measures=measures or None, seed=seed, progress=report_progress)
+    with redirect_stdout(sys.stderr):  # What the user's own code prints is no result.
+        surface, notes = open_surface(
+            model=model,
+            weights=weights,
+            data=data,
+            loss=loss,
+            split=split,
+            limit=limit,
+            mean=mean,
+            std=std,
+            dtype=dtype,
+            device=device,
+            memory=memory,
+            weight_decay=weight_decay,
+        )
+        for note in notes:
+            typer.echo(f"note: {note}", err=True)
+        with _progress(surface) as report_progress:
+            report = fg.measure(
+                surface, measures=measures or None, seed=seed, progress=report_progress
+            )
     _print_report(report, json)
 
 
