@@ -122,6 +122,22 @@ def test_options_reach_the_surface(run):
     assert json.loads(out)["facts"]["weight_decay"] == 0.5
 
 
+def test_measures_take_options(run):
+    words = ("measure", "nets.py:small", "--data", "data.npz", "--json")
+    _, out, _ = run(*words, "-m", "epsilon_sharpness:epsilon=0.25,steps=3")
+    contents = json.loads(out)
+    assert contents["measures"]["epsilon_sharpness"]["options"]["epsilon"] == 0.25
+    assert contents["command"][0] == "measure"
+    assert contents["notes"] == ["no --weights: measured as the factory makes the model"]
+    code, _, err = run(*words, "-m", "epsilon_sharpness:radius=1")
+    assert code == 2
+    assert "is no option of `epsilon_sharpness`" in err
+
+
+def test_version(run):
+    assert run("--version")[1].strip() == fg.__version__
+
+
 def test_what_user_code_prints_is_kept_out_of_the_results(run):
     words = ("measure", "nets.py:talking", "--data", "data.npz", *QUICK, "--json")
     _, out, err = run(*words)
@@ -149,7 +165,7 @@ def test_the_table_is_plain_text_where_nobody_watches(run):
         (("nets.py:small", "--data", "minst:data"), "mnist"),
         (("nets.py:small", "--data", "data.npz", "--weights", "gone.pt"), "gone.pt"),
         (("nets.py:small", "--data", "data.npz", "--loss", "crossentropy"), "cross_entropy"),
-        (("nets.py:small", "--data", "data.npz", "-m", "hesian_trace"), "did you mean `hessian_t"),
+        (("nets.py:small", "--data", "data.npz", "-m", "hesian_trace"), "Did you mean `hessian_t"),
         (("nets.py:small", "--data", "data.npz", "--dtype", "half"), "float32 or float64"),
         (("nets.py:small", "--data", "data.npz", "--memory", "lots"), "no amount of memory"),
         (("nets.py:small", "--data", "data.npz", "--mean", "a,b"), "numbers separated by commas"),
@@ -184,7 +200,7 @@ def test_catalogue(run):
     assert "Invariance:" in out
     code, _, err = run("catalogue", "hesian_trace")
     assert code == 2
-    assert "did you mean `hessian_trace`" in err
+    assert "Did you mean `hessian_trace`" in err
 
 
 # -- real processes ---------------------------------------------------------------------------
@@ -199,7 +215,7 @@ def flatgauge(*words: str, **options) -> subprocess.CompletedProcess[str]:
 def test_as_a_module_in_a_process_of_its_own(folder):
     done = flatgauge("measure", "nets.py:small", "--data", "data.npz", "--json", *QUICK)
     assert done.returncode == 0
-    assert done.stderr == ""
+    assert done.stderr == "note: no --weights: measured as the factory makes the model\n"
     assert set(json.loads(done.stdout)["measures"]) == {QUICK[1], QUICK[3]}
     assert sorted(os.listdir(folder)) == ["data.npz", "nets.py"]
 

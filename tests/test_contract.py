@@ -22,7 +22,10 @@ SECTIONS = ["Definition:", "Invariance:", "Cost:", "Reference:", "Args:", "Retur
 
 
 def run(name: str, surface: LossSurface, *, seed: int = 0, **options) -> Estimate:
-    return registry[name].function(surface, generator=Generator().manual_seed(seed), **options)
+    item = registry[name]
+    if item.draws:
+        options["generator"] = Generator().manual_seed(seed)
+    return item.function(surface, **options)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -72,8 +72,8 @@ def test_progress_is_told_before_each_measure():
 @pytest.mark.parametrize(
     ("measures", "error", "message"),
     [
-        (["hesian_trace"], ValueError, "no measure `hesian_trace`; did you mean `hessian_trace`?"),
-        (["zzz"], ValueError, "no measure `zzz`; The measures are hessian_trace"),
+        (["hesian_trace"], ValueError, "no measure `hesian_trace`. Did you mean `hessian_trace`?"),
+        (["zzz"], ValueError, "no measure `zzz`. The measures are hessian_trace"),
         ("hessian_trace", TypeError, r"pass a list: \['hessian_trace'\]"),
         ([], ValueError, "`measures` is empty"),
         (
@@ -111,6 +111,30 @@ def test_one_measure_that_fails_does_not_lose_the_others():
     assert failed.notes[0].startswith("could not be measured: ")
     with pytest.raises(ValueError, match="not finite"):
         fg.measure(surface, measures=["hessian_trace"])
+
+
+def test_the_mark_of_no_minimum_does_not_depend_on_how_the_network_is_written():
+    case = build("mlp")
+    notes = [fg.measure(case.surface(), measures=["hessian_trace"]).facts.notes]
+    with torch.no_grad():
+        case.model[0].weight.mul_(1024)
+        case.model[0].bias.mul_(1024)
+        case.model[2].weight.div_(1024)
+    notes.append(fg.measure(case.surface(), measures=["hessian_trace"]).facts.notes)
+    sums = [note.split("Σ")[1] for (note,) in notes]
+    assert sums[0] == sums[1]
+
+
+def test_a_bar_can_be_asked_for(capsys):
+    fg.measure(bowl([1.0]), measures=["hessian_trace"], progress=True)
+    assert capsys.readouterr().out == ""
+
+
+def test_text_in_brackets_survives_the_terminal(report, capsys):
+    from flatgauge.report.table import rich_print
+
+    rich_print(report.facts, {"odd": Estimate(1.0, notes=("see [link] and [/x]",))})
+    assert "see [link] and [/x]" in capsys.readouterr().out
 
 
 def test_measure_wants_a_surface():

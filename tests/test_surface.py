@@ -335,6 +335,35 @@ def _doubled(samples):
     return (x, x), torch.stack([sample[1] for sample in samples])
 
 
+class DetachingSquare(torch.autograd.Function):
+    """A square whose backward pass cannot even be recorded."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (x,) = ctx.saved_tensors
+        return torch.from_numpy(2 * x.numpy() * gradient.numpy())
+
+
+def test_a_backward_pass_that_cannot_be_recorded_falls_back_too():
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 3).double()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return DetachingSquare.apply(self.linear(x))
+
+    surface = LossSurface(Net(), "cross_entropy", (torch.randn(9, 4).double(), torch.arange(9) % 3))
+    assert surface.value() > 0
+    assert surface.product_method == "central differences of the gradient"
+    assert torch.isfinite(surface.hvp(torch.ones(surface.size))).all()
+
+
 class Checkpointed(nn.Module):
     """Runs its first half again in the backward pass."""
 

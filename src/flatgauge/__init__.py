@@ -9,6 +9,7 @@ print(fg.measure(surface))
 from __future__ import annotations
 
 import importlib
+from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -33,10 +34,12 @@ __all__ = ["Estimate", "LossSurface", "Report", "catalogue", "load_dataset", "me
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return metadata.version(__name__)
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted([*__all__, *globals()])
+    return [*__all__, "__version__"]

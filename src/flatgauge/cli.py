@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import nullcontext, redirect_stdout
-from typing import TYPE_CHECKING, Annotated, Any
+from contextlib import redirect_stdout
+from importlib import metadata
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 if TYPE_CHECKING:
     from flatgauge.report import Report
-    from flatgauge.surface import LossSurface
 
 app = typer.Typer(
     name="flatgauge",
@@ -28,6 +28,22 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an e
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads to use.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of everything random.")]
+
+
+def _version(asked: bool) -> None:
+    """Print the version and end."""
+    if asked:
+        typer.echo(metadata.version("flatgauge"))
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """How flat is the minimum of a trained network, whatever way it is written?"""
 
 
 @app.command(epilog="Example: flatgauge measure nets.py:lenet --weights lenet.pt --data mnist:data")
@@ -56,7 +72,8 @@ def measure(
         typer.Option(
             "--measure",
             "-m",
-            help="A measure; repeat for several. All if not given.",
+            help="A measure (see `flatgauge catalogue`), with options if wanted: "
+            "hessian_trace:tolerance=0.05; repeat for several. All if not given.",
             autocompletion=lambda: _measure_names(),
         ),
     ] = None,
@@ -77,9 +94,10 @@ def measure(
 ) -> None:
     """Measure how flat a trained model's minimum is."""
     import flatgauge as fg
-    from flatgauge.command import open_surface, set_threads
+    from flatgauge.command import open_surface, read_measures, set_threads
 
     set_threads(threads)
+    wanted = read_measures(measures or [])
     with redirect_stdout(sys.stderr):  # What the user's own code prints is no result.
         surface, notes = open_surface(
             model=model,
@@ -94,14 +112,13 @@ def measure(
             device=device,
             memory=memory,
             weight_decay=weight_decay,
+            seed=seed,
         )
         for note in notes:
             typer.echo(f"note: {note}", err=True)
-        with _progress(surface) as report_progress:
-            report = fg.measure(
-                surface, measures=measures or None, seed=seed, progress=report_progress
-            )
-    _print_report(report, json)
+        watched = sys.stderr.isatty()
+        report = fg.measure(surface, measures=wanted, seed=seed, progress=watched)
+    _print_report(report, json, notes)
 
 
 @app.command(epilog="Example: flatgauge catalogue hessian_trace")
@@ -118,12 +135,15 @@ def catalogue(
 ) -> None:
     """List every measure, what it is and what it is invariant to."""
     from flatgauge.measures import catalogue as frame
+    from flatgauge.measures import registry
     from flatgauge.report.catalogue import explain, markdown_page, overview
 
-    if name is not None:
+    if json:
+        rows = frame()
+        chosen = rows if name is None else rows[rows["name"] == registry[name].name]
+        typer.echo(chosen.to_json(orient="records", indent=2, force_ascii=False))
+    elif name is not None:
         typer.echo(explain(name))
-    elif json:
-        typer.echo(frame().to_json(orient="records", indent=2, force_ascii=False))
     else:
         typer.echo(markdown_page() if markdown else overview())
 
@@ -134,7 +154,7 @@ def demo(threads: Threads = None, seed: Seed = 0, debug: Debug = False) -> None:
     from flatgauge.command import set_threads
     from flatgauge.demo import run
 
-    set_threads(threads)
+    set_threads(threads or 1)  # For a network this small one thread is the fastest.
     run(typer.echo, seed=seed)
 
 
@@ -163,19 +183,13 @@ def _measure_names() -> list[str]:
     return [item.name for item in registry]
 
 
-def _progress(surface: LossSurface) -> Any:
-    """A bar on stderr while measures run, if somebody is watching."""
-    if not sys.stderr.isatty():
-        return nullcontext()
-    from flatgauge.report.progress import bar
-
-    return bar(surface)
-
-
-def _print_report(report: Report, json: bool) -> None:
+def _print_report(report: Report, json: bool, notes: list[str]) -> None:
     """Print a report for a program, a person at a terminal, or a file."""
     if json:
-        typer.echo(report.to_json())
+        import json as writer
+
+        contents = {"command": sys.argv[1:], "notes": notes} | report.to_dict()
+        typer.echo(writer.dumps(contents, indent=2, ensure_ascii=False))
     elif sys.stdout.isatty():
         from flatgauge.report.table import rich_print
 

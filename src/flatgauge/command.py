@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 
 from flatgauge.datasets import load_dataset
 from flatgauge.losses import NAMED
+from flatgauge.measures import registry
 from flatgauge.surface import LossSurface
 from flatgauge.user_code import build_model, resolve
 from flatgauge.weights import load_weights
@@ -30,6 +32,7 @@ def open_surface(
     device: str,
     memory: str,
     weight_decay: float,
+    seed: int,
 ) -> tuple[LossSurface, list[str]]:
     """Build the surface that a command line describes.
 
@@ -46,9 +49,10 @@ def open_surface(
         device: Where to run.
         memory: Budget.
         weight_decay: Penalty.
+        seed: Of a factory that draws its weights.
 
     Returns:
-        The surface, and notes on how the weights were read.
+        The surface, and notes on the weights.
 
     Raises:
         ValueError: If a word is not understood.
@@ -56,8 +60,11 @@ def open_surface(
     if dtype is not None and dtype not in _DTYPES:
         raise ValueError(f"`--dtype {dtype}` is unknown; use {' or '.join(_DTYPES)}.")
     chosen_loss = _loss(loss)
+    torch.manual_seed(seed)  # A factory that draws weights draws the same ones every time.
     module = build_model(model)
-    notes = load_weights(module, weights) if weights is not None else []
+    notes = ["no --weights: measured as the factory makes the model"]
+    if weights is not None:
+        notes = load_weights(module, weights)
     samples = load_dataset(
         data, split=split, limit=limit, mean=_numbers("mean", mean), std=_numbers("std", std)
     )
@@ -74,6 +81,47 @@ def open_surface(
         weight_decay=weight_decay,
     )
     return surface, notes
+
+
+def read_measures(words: list[str]) -> dict[str, dict[str, Any]] | None:
+    """Read measures with their options, and check that they exist.
+
+    Args:
+        words: Each ``name`` or ``name:option=value,option=value``.
+
+    Returns:
+        Options by name of the measure; None for all measures if there are no words.
+
+    Raises:
+        ValueError: If a measure does not exist or an option cannot be read.
+
+    Example:
+        >>> read_measures(["hessian_trace:tolerance=0.05,method=hutchinson"])
+        {'hessian_trace': {'tolerance': 0.05, 'method': 'hutchinson'}}
+    """
+    wanted: dict[str, dict[str, Any]] = {}
+    for word in words:
+        name, _, settings = word.partition(":")
+        known = registry[name].options
+        options = {}
+        for setting in filter(None, settings.split(",")):
+            key, equals, value = setting.partition("=")
+            if not equals or key not in known:
+                raise ValueError(
+                    f"`{setting}` in `-m {word}` is no option of `{name}`; write "
+                    f"`-m {name}:option=value`, with one of {', '.join(known)}."
+                )
+            options[key] = _value(value)
+        wanted[name] = options
+    return wanted or None
+
+
+def _value(text: str) -> Any:
+    """A number, None, or the text itself."""
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
 
 
 def set_threads(threads: int | None) -> None:

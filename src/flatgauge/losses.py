@@ -172,7 +172,8 @@ def elementwise(name: str, function: Callable[..., Tensor], **options: Any) -> L
             raise ValueError(
                 f"`loss={name!r}` compares outputs of shape {tuple(guess.shape)} with targets of "
                 f"shape {given}, which would be broadcast silently; give targets of the outputs' "
-                "shape (`y[:, None]` or `model.squeeze` as it fits)."
+                "shape (`y[:, None]` for one output, `F.one_hot(y, classes).float()` for class "
+                "labels)."
             )
 
     return Loss(name, total, lambda target: float(target.numel()), check)

@@ -22,7 +22,7 @@ def measure(
     *,
     measures: Iterable[str] | Mapping[str, Mapping[str, Any]] | None = None,
     seed: int = 0,
-    progress: Progress | None = None,
+    progress: Progress | bool = False,
 ) -> Report:
     """Measure how flat a surface is at its point.
 
@@ -34,8 +34,8 @@ def measure(
         measures: Names of measures, or a mapping from names to their options; None for all,
             where one that fails is marked in the report and does not lose the others.
         seed: Of everything random.
-        progress: Called before each measure with its name, how many are done, and how many
-            there are.
+        progress: True for a bar on stderr; or a function called before each measure with its
+            name, how many are done, and how many there are.
 
     Returns:
         The report: estimates by name, and the facts of the run.
@@ -59,9 +59,14 @@ def measure(
             "LossSurface(model, loss, data)."
         )
     wanted = _wanted(measures)
+    if progress is True:
+        from flatgauge.report.progress import bar
+
+        with bar(surface) as listener:
+            return measure(surface, measures=measures, seed=seed, progress=listener)
     estimates = {}
     for done, (item, options) in enumerate(wanted):
-        if progress is not None:
+        if callable(progress):
             progress(item.name, done, len(wanted))
         if item.draws:
             options = options | {"generator": _source(seed, item.name)}

@@ -21,6 +21,7 @@ from flatgauge.products import (
     Method,
     differentiate,
     forward_product,
+    nodes_from,
 )
 from flatgauge.subject import Subject
 
@@ -197,10 +198,14 @@ class Objective:
     def _measured_bytes(self, batch: Batch) -> float:
         """What autograd keeps for a chunk beyond parameters and inputs."""
         leaves = self._subject.leaves
-        graph = self._subject.holding(
-            leaves, lambda: GradientGraph(lambda values: self.total(values, batch), leaves)
-        )
         known = chain(leaves, tensors((batch.inputs, batch.target)))
+        try:
+            graph = self._subject.holding(
+                leaves, lambda: GradientGraph(lambda values: self.total(values, batch), leaves)
+            )
+        except (RuntimeError, NotImplementedError):  # It can be differentiated once only.
+            total = self._subject.holding(leaves, lambda: self.total(leaves, batch))
+            return float(saved_bytes(nodes_from([total.grad_fn]), known))
         return float(saved_bytes(graph.nodes(), known))
 
     def _try_out(self) -> None:

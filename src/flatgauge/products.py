@@ -62,14 +62,26 @@ class GradientGraph:
 
     def nodes(self) -> Iterator[Any]:
         """Visit every node of the graph once."""
-        seen: set[Any] = set()
-        waiting: list[Any] = [_node(end) for _, end in self._pieces]
-        while waiting:
-            node = waiting.pop()
-            if node is not None and node not in seen:
-                seen.add(node)
-                yield node
-                waiting += [following for following, _ in node.next_functions]
+        return nodes_from([_node(end) for _, end in self._pieces])
+
+
+def nodes_from(ends: Sequence[Any]) -> Iterator[Any]:
+    """Visit every node of an autograd graph once, from where it ends.
+
+    Args:
+        ends: The last nodes.
+
+    Yields:
+        The nodes.
+    """
+    seen: set[Any] = set()
+    waiting = list(ends)
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield node
+            waiting += [following for following, _ in node.next_functions]
 
 
 def _end(piece: Tensor) -> Any:

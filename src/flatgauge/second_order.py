@@ -49,7 +49,7 @@ class SecondOrder:
                 complaints[method] = complaint
             self._method = method
             self.notes = [
-                f"products by {DESCRIPTIONS[method]}: {DESCRIPTIONS[failed]} fails ({complaint})"
+                f"products by {DESCRIPTIONS[method]}, as {failed} mode fails: {complaint}"
                 for failed, complaint in complaints.items()
             ]
         return self._method

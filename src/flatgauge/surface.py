@@ -365,6 +365,8 @@ def _check_options(chunk: Any, dtype: torch.dtype | None, weight_decay: float) -
     """Refuse settings that mean nothing."""
     if chunk is not None and (not isinstance(chunk, int) or chunk < 1):
         raise ValueError(f"`chunk={chunk!r}` must be a number of samples, at least 1, or None.")
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise TypeError(f"`dtype={dtype!r}` must be torch.float32, torch.float64 or None.")
     if dtype not in (None, torch.float32, torch.float64):
         raise ValueError(
             f"`dtype={dtype}` is too coarse for second derivatives; use torch.float32, "

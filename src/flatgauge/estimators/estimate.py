@@ -20,6 +20,7 @@ class Estimate:
         data_stderr: Standard error from the choice of samples, where it is known.
         bound: Bound on the error left by an iterative solver, where one ran.
         exact: Whether the value is the definition itself, up to rounding, on the given data.
+        lower_bound: Whether the true value may lie above, by an amount that is not known.
         converged: Whether the stopping rule was met.
         matvecs: Matrix-vector products spent.
         layers: The value of each layer, by parameter name.
@@ -41,6 +42,7 @@ class Estimate:
     data_stderr: float | None = None
     bound: float | None = None
     exact: bool = False
+    lower_bound: bool = False
     converged: bool = True
     matvecs: int = 0
     layers: Mapping[str, float] = field(default_factory=dict)

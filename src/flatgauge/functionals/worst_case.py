@@ -78,6 +78,7 @@ def largest_increase(
     # The ball holds its centre, so the worst case is never below the loss there.
     return Estimate(
         max(0.0, *rises),
+        lower_bound=True,
         details=spread,
         options={"radius": radius, "starts": starts, "steps": steps},
         notes=("a lower bound: the largest rise that the ascents found",),

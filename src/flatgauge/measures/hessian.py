@@ -6,6 +6,7 @@ from torch import Generator
 
 from flatgauge.curvature import Hessian
 from flatgauge.estimators import Estimate, top_eigenvalues, trace
+from flatgauge.estimators.probes import required
 from flatgauge.measures.registry import measure
 from flatgauge.surface import LossSurface
 
@@ -89,7 +90,7 @@ def hessian_trace(
     geometry="weights",
     functional="top eigenvalue",
     invariant_to={"permutation", "output_shift"},
-    cost="6 to 15 Hessian products at the default tolerance",
+    cost="about 6 to 25 Hessian products at the default tolerance",
     needs=("products",),
 )
 def hessian_max_eigenvalue(
@@ -111,7 +112,7 @@ def hessian_max_eigenvalue(
         permutation, output_shift.
 
     Cost:
-        Lanczos: 6 to 15 Hessian products at the default tolerance.
+        Lanczos: about 6 to 25 Hessian products at the default tolerance.
 
     Reference:
         [lanczos1950]
@@ -134,8 +135,13 @@ def hessian_max_eigenvalue(
         >>> round(hessian_max_eigenvalue(bowl([3.0, 1.0]), generator=generator).value, 6)
         3.0
     """
+    source = required(
+        generator,
+        caller="hessian_max_eigenvalue(surface)",
+        otherwise="call `fg.measure(surface, seed=0)`",
+    )
     pairs = top_eigenvalues(
-        Hessian(surface), tolerance=tolerance, max_matvecs=max_matvecs, generator=generator
+        Hessian(surface), tolerance=tolerance, max_matvecs=max_matvecs, generator=source
     )
     largest, smallest = float(pairs.values[0]), pairs.opposite
     notes = []

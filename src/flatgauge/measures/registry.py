@@ -98,9 +98,9 @@ class Registry:
     def __getitem__(self, name: str) -> Measure:
         if name not in self._measures:
             close = get_close_matches(name, self._measures, n=1)
-            hint = f"did you mean `{close[0]}`? " if close else ""
+            hint = f"Did you mean `{close[0]}`? " if close else ""
             raise ValueError(
-                f"there is no measure `{name}`; {hint}The measures are {', '.join(self._measures)}."
+                f"there is no measure `{name}`. {hint}The measures are {', '.join(self._measures)}."
             )
         return self._measures[name]
 

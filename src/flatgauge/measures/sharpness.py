@@ -149,7 +149,10 @@ def expected_sharpness(
         pairs=pairs,
         generator=source,
     )
-    return replace(rise, value=abs(rise.value), details={"signed": rise.value})
+    notes = rise.notes
+    if abs(rise.value) < 2 * rise.stderr:
+        notes += ("not told apart from zero; draw more `pairs` or take a larger `sigma`",)
+    return replace(rise, value=abs(rise.value), details={"signed": rise.value}, notes=notes)
 
 
 def _source(generator: Generator | None, name: str) -> Generator:

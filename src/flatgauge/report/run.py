@@ -12,8 +12,8 @@ import torch
 from flatgauge.precision import wide
 from flatgauge.surface import LossSurface
 
-#: Where ‖gradient‖ ‖θ‖ / (1 + L) exceeds this, the point is marked as no minimum. Relative to
-#: 1 + L as cross-entropy falls for ever: relative to L alone no trained network would be one.
+#: Where Σ |θ_i g_i| / (1 + L) exceeds this, the point is marked as no minimum. The sum does not
+#: change when the network is rescaled; relative to 1 + L as cross-entropy falls for ever.
 STEEP = 0.1
 
 
@@ -67,11 +67,11 @@ def facts_of(surface: LossSurface, *, seed: int) -> Facts:
     loss, gradient = surface.value_and_gradient()
     length = float(wide(gradient).norm())
     notes = list(surface.notes)
-    steepness = length * float(wide(surface.point).norm())
+    steepness = float((wide(surface.point) * wide(gradient)).abs().sum())
     if steepness > STEEP * (1 + abs(loss)):
         notes.append(
-            f"not a minimum: ‖gradient‖ = {length:.3g}; moving the weights by 1 % of their norm "
-            f"lowers the loss from {loss:.3g} by about {steepness / 100:.2g}"
+            f"not a minimum: ‖gradient‖ = {length:.3g}, and Σ |θ·gradient| = {steepness:.3g} is "
+            f"not small beside the loss of {loss:.3g}"
         )
     return Facts(
         model=type(surface.model).__name__,

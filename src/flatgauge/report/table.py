@@ -32,6 +32,8 @@ def kind(estimate: Estimate) -> str:
     """How a number came about, in a word or two."""
     if not estimate.converged:
         return "not converged"
+    if estimate.lower_bound:
+        return "lower bound"
     if estimate.exact:
         return "exact"
     return "estimated" if estimate.stderr > 0 else "computed"
@@ -40,9 +42,27 @@ def kind(estimate: Estimate) -> str:
 def rows(estimates: Mapping[str, Estimate]) -> list[tuple[str, ...]]:
     """The cells of a table of estimates, row by row."""
     return [
-        (name, str(item), kind(item), str(item.matvecs or ""), f"{item.seconds:.2g} s")
+        (name, str(item), kind(item), str(item.matvecs or ""), duration(item.seconds))
         for name, item in estimates.items()
     ]
+
+
+def duration(seconds: float) -> str:
+    """Write a time for people.
+
+    Args:
+        seconds: The time.
+
+    Returns:
+        The time with its unit.
+
+    Example:
+        >>> duration(0.0123), duration(4.2), duration(480)
+        ('12 ms', '4.2 s', '8.0 min')
+    """
+    if seconds < 0.1:
+        return f"{1000 * seconds:.0f} ms"
+    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
 
 
 def plain_table(estimates: Mapping[str, Estimate]) -> str:
@@ -82,14 +102,17 @@ def rich_print(facts: Facts, estimates: Mapping[str, Estimate]) -> None:
         estimates: By name of the measure.
     """
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     console = Console()
-    console.print(header(facts), highlight=False)
-    table = Table(*COLUMNS, header_style="bold")
+    console.print(header(facts), highlight=False, markup=False)
+    table = Table(header_style="bold")
+    for column in COLUMNS:
+        table.add_column(column, no_wrap=column == "measure", overflow="fold")
     for row in rows(estimates):
-        table.add_row(*row)
+        table.add_row(*map(escape, row))
     console.print(table)
     for name, item in estimates.items():
         for note in item.notes:
-            console.print(f"[dim]{name}: {note}[/dim]", highlight=False)
+            console.print(f"{name}: {note}", style="dim", highlight=False, markup=False)
