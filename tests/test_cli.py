@@ -46,8 +46,9 @@ class Slow(nn.Module):
         self.linear = nn.Linear(6, 3)
 
     def forward(self, x):
-        import time
-        time.sleep(0.05)
+        import pathlib, time
+        pathlib.Path("started").touch()
+        time.sleep(60)
         return self.linear(x)
 """
 
@@ -236,7 +237,9 @@ def test_a_closed_pipe_is_no_error(folder):
 def test_ctrl_c_ends_quietly(folder):
     words = [sys.executable, "-m", "flatgauge", "measure", "nets.py:Slow", "--data", "data.npz"]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    time.sleep(6)
+    while not (folder / "started").exists():
+        assert process.poll() is None
+        time.sleep(0.1)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130
