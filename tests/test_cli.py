@@ -236,7 +236,14 @@ def test_a_closed_pipe_is_no_error(folder):
 
 def test_ctrl_c_ends_quietly(folder):
     words = [sys.executable, "-m", "flatgauge", "measure", "nets.py:Slow", "--data", "data.npz"]
-    process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        words,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Under a shell's background job interrupts are ignored, and children inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     while not (folder / "started").exists():
         assert process.poll() is None
         time.sleep(0.1)
