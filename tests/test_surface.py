@@ -393,3 +393,27 @@ def test_activation_checkpoints_meet_the_parameters_of_the_forward_pass():
     assert error(other.gradient(elsewhere), plain.gradient(elsewhere)) < 1e-13
     for _ in range(2):
         assert error(other.hvp(vectors), plain.hvp(vectors)) < 1e-12
+
+
+def test_a_loss_that_reads_the_model_meets_the_parameters_it_is_measured_at():
+    case = build("mlp")
+
+    def penalised(output: Tensor, target: Tensor) -> Tensor:
+        squares = sum(p.square().sum() for p in case.model.parameters())
+        return case.torch_loss(output, target) + 0.05 * squares
+
+    reading = LossSurface(case.model, penalised, (case.inputs, case.targets))
+    decayed = case.surface(weight_decay=0.1)
+    vectors, elsewhere = directions(decayed.size), decayed.point + 0.3
+    assert reading.value(elsewhere) == pytest.approx(decayed.value(elsewhere), rel=1e-12)
+    assert error(reading.gradient(elsewhere), decayed.gradient(elsewhere)) < 1e-12
+    assert error(reading.hvp(vectors), decayed.hvp(vectors)) < 1e-12
+
+
+def test_inputs_that_the_model_overwrites_stay_as_they_are():
+    case = build("mlp")
+    before = case.inputs.clone()
+    model = nn.Sequential(nn.ReLU(inplace=True), case.model)
+    surface = LossSurface(model, case.loss, (case.inputs, case.targets))
+    surface.value(), surface.gradient()
+    assert torch.equal(case.inputs, before)

@@ -182,7 +182,8 @@ def _variety(batch: Batch) -> tuple[tuple[float, int], list[int]]:
     if labels is None:
         return (0.0, 0), list(range(batch.samples))
     first = batch.target.cpu().reshape(batch.samples, -1)[:, 0]
-    order = sorted(range(batch.samples), key=lambda i: (labels[i], first[i]))
+    keys = list(zip(labels.tolist(), first.tolist(), strict=True))
+    order = sorted(range(batch.samples), key=keys.__getitem__)
     if not labels.any():
         return (-1.0, 0), order
     return (float(labels.max() - labels.min()) / float(labels.max()), len(first.unique())), order

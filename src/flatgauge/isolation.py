@@ -40,11 +40,14 @@ def isolated(model: nn.Module, device: torch.device) -> Iterator[None]:
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
             if any(getattr(m, "_compiled_call_impl", None) is not None for m, _ in modes):
                 stack.enter_context(_eager())
-            model.eval()
+            for module, _ in modes:  # Not `.eval()`: a model may override it with side effects.
+                module.training = False
+            fast = torch.backends.mha.get_fastpath_enabled()
+            stack.callback(torch.backends.mha.set_fastpath_enabled, fast)
+            torch.backends.mha.set_fastpath_enabled(False)  # It rounds, and pads, differently.
             yield
     finally:
         for module, training in modes:
-            # Not `.train()`: a model may override it with side effects of its own.
             module.training = training
 
 

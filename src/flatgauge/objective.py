@@ -86,6 +86,10 @@ class Objective:
         total = self._raw(leaves, chunk)
         return total if self._loss.count is not None else total * self._count_of(chunk)
 
+    def value(self, leaves: Sequence[Tensor], chunk: Batch) -> float:
+        """The loss summed over a chunk, as a number."""
+        return self._subject.holding(leaves, lambda: float(self.total(leaves, chunk)))
+
     def total_and_gradient(
         self, leaves: Sequence[Tensor], chunk: Batch
     ) -> tuple[float, Sequence[Tensor | None]]:
@@ -156,13 +160,16 @@ class Objective:
             return self.total(values, few)
 
         vector = [torch.ones_like(leaf) for leaf in leaves]
+        ramp = [torch.linspace(-1, 1, x.numel()).to(x).reshape(x.shape) for x in leaves]
 
         def attempt() -> str | None:
             if method == "reverse":
                 graph = GradientGraph(function, leaves)
                 if graph.has_dead_end():
                     return "a function in the model is marked once_differentiable"
-                graph.product(vector, last=True)
+                products = graph.product(vector, last=False), graph.product(ramp, last=True)
+                if not _symmetric(vector, ramp, *products):
+                    return "torch's second derivative of some function is not symmetric"
             elif method == "forward":
                 forward_product(function, leaves, vector)
             return None
@@ -222,3 +229,21 @@ class Objective:
                     f"{type(error).__name__}: {error}"
                 ) from error
             self._loss.check(output, few.target)
+
+
+def _symmetric(
+    u: Sequence[Tensor],
+    v: Sequence[Tensor],
+    of_u: Sequence[Tensor | None],
+    of_v: Sequence[Tensor | None],
+) -> bool:
+    """Whether v·Hu = u·Hv, as it must be for a Hessian."""
+
+    def dot(left: Sequence[Tensor], right: Sequence[Tensor | None]) -> float:
+        pairs = zip(left, right, strict=True)
+        return sum(float((a * b).sum()) for a, b in pairs if b is not None)
+
+    def size(pieces: Sequence[Tensor | None]) -> float:
+        return sum(float(piece.norm()) for piece in pieces if piece is not None)
+
+    return abs(dot(v, of_u) - dot(u, of_v)) <= 1e-3 * (size(v) * size(of_u) + size(u) * size(of_v))

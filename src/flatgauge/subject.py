@@ -127,7 +127,7 @@ class Subject:
 
         def move(tensor: Tensor) -> Tensor:
             dtype = self.dtype if tensor.is_floating_point() else tensor.dtype
-            return tensor.to(self.device, dtype)
+            return tensor.to(self.device, dtype, copy=True)  # A model may write to its inputs.
 
         inputs, target = map_tensors(move, (batch.inputs, batch.target))
         return Batch(inputs, target, batch.samples, batch.splittable)

@@ -184,7 +184,7 @@ class LossSurface:
         total = 0.0
         with isolated(self.model, self.device), torch.no_grad():
             for chunk in self._objective.chunks(self.chunk):
-                total += float(self._objective.total(leaves, chunk))
+                total += self._objective.value(leaves, chunk)
         value = total / self._objective.count + self._penalty(leaves)
         if point is None:
             self._value = _finite(value)
@@ -251,6 +251,8 @@ class LossSurface:
                 f"`vectors` has shape {tuple(vectors.shape)}, but the surface has {self.size} "
                 f"parameters; give a vector ({self.size},) or a matrix ({self.size}, k)."
             )
+        if not vectors.is_floating_point():
+            raise ValueError(f"`vectors` is {vectors.dtype}; give floating-point numbers.")
         self._follow()
         columns = vectors.detach().to(self.device, self.dtype).reshape(self.size, -1).T
         sums = torch.zeros_like(columns, memory_format=torch.contiguous_format)
