@@ -21,9 +21,9 @@ from flatgauge.precision import wide
 
 Count = Callable[[Batch], float]
 
-#: How well sums must add up, relative to the size of their terms. Deep nets in single precision
-#: miss by up to 3e-4 (a ReLU that flips between kernels); a wrong denominator by far more.
-_TOLERANCE = 2e-3
+#: How well sums must add up, relative to the size of their terms. A wrong denominator
+#: misses by far more.
+_TOLERANCE = 1e-4
 
 _NO_MEAN = (
     "the loss {!r} of a batch is no mean over its samples: taken together they do not give the "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -71,9 +72,19 @@ class Objective:
         self.listener: Callable[[int], None] | None = None
         with isolated(subject.model, subject.device):
             self._try_out()
-            self._count_of, self.notes = find_count(
-                loss, batches, self._loss_and_gradient, denominator
-            )
+            try:
+                self._count_of, self.notes = find_count(
+                    loss, batches, partial(self._loss_and_gradient, subject), denominator
+                )
+            except ValueError:
+                if subject.dtype is torch.float64 or subject.device.type == "mps":
+                    raise
+                # Kernels round differently for one sample, and a ReLU may flip: look again in
+                # double precision before refusing.
+                double = Subject(subject.model, torch.float64)
+                self._count_of, self.notes = find_count(
+                    loss, batches, partial(self._loss_and_gradient, double), denominator
+                )
         self.count = sum(self._count_of(batch) for batch in batches)
         if not self.count > 0:
             raise ValueError(
@@ -83,7 +94,7 @@ class Objective:
 
     def total(self, leaves: Sequence[Tensor], chunk: Batch) -> Tensor:
         """The loss summed over a chunk, at given values of the trainable parameters."""
-        total = self._raw(leaves, chunk)
+        total = self._raw(self._subject, leaves, chunk)
         return total if self._loss.count is not None else total * self._count_of(chunk)
 
     def value(self, leaves: Sequence[Tensor], chunk: Batch) -> float:
@@ -179,22 +190,22 @@ class Objective:
         except (RuntimeError, NotImplementedError) as error:
             return str(error).strip().splitlines()[0]
 
-    def _raw(self, leaves: Sequence[Tensor], chunk: Batch) -> Tensor:
+    def _raw(self, subject: Subject, leaves: Sequence[Tensor], chunk: Batch) -> Tensor:
         """What the loss function itself returns: a total if its count is known, else a mean."""
-        output = self._subject(leaves, chunk, with_labels=self._loss.own)
+        output = subject(leaves, chunk, with_labels=self._loss.own)
         self._loss.check(output, chunk.target)
         return self._loss.total(output, chunk.target)
 
-    def _loss_and_gradient(self, batch: Batch) -> Tensor:
+    def _loss_and_gradient(self, subject: Subject, batch: Batch) -> Tensor:
         """Loss and entries of the gradient of a small batch, as one vector."""
         # Some entries of every parameter say as much as all about how samples add up.
-        leaves = self._subject.leaves
+        leaves = subject.leaves
 
         def loss_and_pieces() -> tuple[Tensor, Sequence[Tensor | None]]:
-            value = self._raw(leaves, self._subject.place(batch))
+            value = self._raw(subject, leaves, subject.place(batch))
             return value, differentiate(value, leaves)
 
-        value, pieces = self._subject.holding(leaves, loss_and_pieces)
+        value, pieces = subject.holding(leaves, loss_and_pieces)
         parts = [
             torch.zeros_like(leaf) if piece is None else piece
             for leaf, piece in zip(leaves, pieces, strict=True)
