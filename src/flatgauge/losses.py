@@ -9,6 +9,9 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from flatgauge.output_curvature import Diagonal, OutputCurvature, Softmax
+from flatgauge.precision import wide
+
 #: The label that PyTorch and Hugging Face leave out of a loss.
 IGNORED = -100
 
@@ -23,6 +26,10 @@ class Loss:
         count: What that sum is divided by; None where it is still to be found.
         check: Refuses targets that do not fit the output.
         own: Whether the model computes the loss itself (`output.loss`).
+        curvature: The second derivatives of the total by the prediction, where they are known
+            in closed form; with `after`, by what goes into that last operation of the model.
+        after: The operation that the model is expected to end in.
+        defined: Says which samples have a loss, where that depends on the outputs.
     """
 
     name: str
@@ -30,6 +37,9 @@ class Loss:
     count: Callable[[Any], float] | None
     check: Callable[[Any, Any], None] = lambda output, target: None
     own: bool = False
+    curvature: Callable[[Tensor, Any], OutputCurvature] | None = None
+    after: str | None = None
+    defined: Callable[[Tensor], Tensor] | None = None
 
 
 def prediction(output: Any) -> Tensor:
@@ -91,7 +101,10 @@ def cross_entropy(
     def check(output: Any, target: Any) -> None:
         _check_labels("cross_entropy", prediction(output), target, ignore_index)
 
-    return Loss("cross_entropy", total, count, check)
+    def curvature(logits: Tensor, target: Tensor) -> Softmax:
+        return _softmax_curvature(logits, target, weight, ignore_index, label_smoothing)
+
+    return Loss("cross_entropy", total, count, check, curvature=curvature)
 
 
 def nll(*, weight: Tensor | None = None, ignore_index: int = IGNORED) -> Loss:
@@ -108,7 +121,38 @@ def nll(*, weight: Tensor | None = None, ignore_index: int = IGNORED) -> Loss:
     def check(output: Any, target: Any) -> None:
         _check_labels("nll", prediction(output), target, ignore_index)
 
-    return Loss("nll", total, count, check)
+    def curvature(logits: Tensor, target: Tensor) -> Softmax:
+        return _softmax_curvature(logits, target, weight, ignore_index, 0.0)
+
+    return Loss("nll", total, count, check, curvature=curvature, after="log_softmax")
+
+
+def _softmax_curvature(
+    logits: Tensor,
+    target: Tensor,
+    weight: Tensor | None,
+    ignore_index: int,
+    smoothing: float,
+) -> Softmax:
+    """Every position's share in the loss times (diag p − p pᵀ)."""
+    last = logits.dim() > 2 and _labels(logits, target)[0].shape != logits.shape  # (N, T, C)
+    axis = -1 if last else 1
+    moved = wide(logits.detach()).movedim(axis, -1)  # (n, ..., classes)
+    classes = moved.shape[-1]
+    scale = moved.new_ones(classes) if weight is None else weight.to(moved)
+    if target.is_floating_point():
+        shares = target.to(moved).movedim(axis, -1) @ scale
+        shares = (1 - smoothing) * shares + smoothing * scale.mean()
+    else:
+        kept = (target != ignore_index).to(moved)
+        labels = target.long().where(target != ignore_index, 0)
+        shares = kept * ((1 - smoothing) * scale[labels] + smoothing * scale.mean())
+
+    def restore(columns: Tensor) -> Tensor:
+        return columns.reshape(moved.shape).movedim(-1, axis)
+
+    probabilities = moved.softmax(-1).reshape(len(moved), -1, classes)
+    return Softmax(probabilities, shares.reshape(len(moved), -1), restore)
 
 
 def _label_count(target: Tensor, weight: Tensor | None, ignore_index: int) -> float:
@@ -157,8 +201,23 @@ def _check_labels(name: str, logits: Tensor, target: Any, ignore_index: int) -> 
         )
 
 
-def elementwise(name: str, function: Callable[..., Tensor], **options: Any) -> Loss:
-    """A loss averaged over samples and outputs alike, such as the squared error."""
+def elementwise(
+    name: str,
+    function: Callable[..., Tensor],
+    second: Callable[[Tensor, Tensor], Tensor],
+    **options: Any,
+) -> Loss:
+    """A loss averaged over samples and outputs alike, such as the squared error.
+
+    Args:
+        name: How it is called.
+        function: The loss as torch has it.
+        second: Its second derivative by the outputs, from outputs and targets.
+        **options: Tensors that go to the function.
+
+    Returns:
+        The loss.
+    """
 
     def total(output: Any, target: Tensor) -> Tensor:
         guess = prediction(output)
@@ -176,7 +235,23 @@ def elementwise(name: str, function: Callable[..., Tensor], **options: Any) -> L
                 "labels)."
             )
 
-    return Loss(name, total, lambda target: float(target.numel()), check)
+    def curvature(guess: Tensor, target: Tensor) -> Diagonal:
+        return Diagonal(second(wide(guess.detach()), wide(target)).expand(guess.shape).contiguous())
+
+    return Loss(name, total, lambda target: float(target.numel()), check, curvature=curvature)
+
+
+def binary_cross_entropy(pos_weight: Tensor | None = None) -> Loss:
+    """Binary cross-entropy of logits; the positive cases may weigh more."""
+
+    def second(logits: Tensor, target: Tensor) -> Tensor:
+        more = 1.0 if pos_weight is None else pos_weight.to(logits)
+        return (target * more + 1 - target) * logits.sigmoid() * (-logits).sigmoid()
+
+    extra = {} if pos_weight is None else {"pos_weight": pos_weight}
+    return elementwise(
+        "binary_cross_entropy", F.binary_cross_entropy_with_logits, second, **extra
+    )
 
 
 def from_callable(function: Callable[[Any, Any], Any], name: str) -> Loss:
@@ -216,13 +291,34 @@ def _scalar(value: Any, name: str) -> Tensor:
     return value.reshape(())
 
 
+def normalized_cross_entropy() -> Loss:
+    """Cross-entropy of logits divided by their standard deviation over the classes.
+
+    Equation (20) to (22) of Tsuzuku et al. 2019: neither scaling nor shifting the outputs
+    changes it. A sample with constant logits has none.
+    """
+
+    def total(output: Any, target: Tensor) -> Tensor:
+        logits = prediction(output)
+        spread = logits.std(dim=1, correction=0, keepdim=True)
+        return F.cross_entropy(logits / spread, target.long(), reduction="sum")
+
+    def check(output: Any, target: Any) -> None:
+        _check_labels("normalized_cross_entropy", prediction(output), target, IGNORED)
+
+    def defined(logits: Tensor) -> Tensor:
+        return (logits != logits[:, :1]).any(dim=1)
+
+    return Loss(
+        "normalized_cross_entropy", total, lambda target: float(len(target)), check, defined=defined
+    )
+
+
 NAMED: dict[str, Callable[[], Loss]] = {
-    "binary_cross_entropy": lambda: elementwise(
-        "binary_cross_entropy", F.binary_cross_entropy_with_logits
-    ),
+    "binary_cross_entropy": binary_cross_entropy,
     "cross_entropy": cross_entropy,
-    "l1": lambda: elementwise("l1", F.l1_loss),
-    "mse": lambda: elementwise("mse", F.mse_loss),
+    "l1": lambda: elementwise("l1", F.l1_loss, lambda guess, _: guess.new_zeros(())),
+    "mse": lambda: elementwise("mse", F.mse_loss, lambda guess, _: guess.new_full((), 2.0)),
     "nll": nll,
 }
 
@@ -290,6 +386,5 @@ def _from_module(loss: Any) -> Loss | None:
     if type(loss) is nn.L1Loss:
         return NAMED["l1"]()
     if type(loss) is nn.BCEWithLogitsLoss and loss.weight is None:
-        extra = {} if loss.pos_weight is None else {"pos_weight": loss.pos_weight}
-        return elementwise("binary_cross_entropy", F.binary_cross_entropy_with_logits, **extra)
+        return binary_cross_entropy(loss.pos_weight)
     return None

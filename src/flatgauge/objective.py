@@ -53,6 +53,7 @@ class Objective:
     The loss surface is the sum of `total` over `chunks`, divided by `count`.
 
     Attributes:
+        loss: What is summed.
         count: The denominator of the whole data set.
         notes: What was assumed about the loss.
         listener: Called with the number of samples of every chunk that was used.
@@ -66,7 +67,7 @@ class Objective:
         denominator: Callable[[Any], float] | None,
     ) -> None:
         self._subject = subject
-        self._loss = loss
+        self.loss = loss
         self._batches = batches
         self._bytes: tuple[float, float] | None = None
         self.listener: Callable[[int], None] | None = None
@@ -95,7 +96,7 @@ class Objective:
     def total(self, leaves: Sequence[Tensor], chunk: Batch) -> Tensor:
         """The loss summed over a chunk, at given values of the trainable parameters."""
         total = self._raw(self._subject, leaves, chunk)
-        return total if self._loss.count is not None else total * self._count_of(chunk)
+        return total if self.loss.count is not None else total * self._count_of(chunk)
 
     def value(self, leaves: Sequence[Tensor], chunk: Batch) -> float:
         """The loss summed over a chunk, as a number."""
@@ -111,6 +112,10 @@ class Objective:
             return float(total.detach()), differentiate(total, leaves)
 
         return self._subject.holding(leaves, both)
+
+    def denominator(self, chunk: Batch) -> float:
+        """What a chunk adds to `count`."""
+        return self._count_of(chunk)
 
     def chunks(self, size: int) -> Iterator[Batch]:
         """Every chunk that counts, in a fixed order, on the model's device."""
@@ -192,9 +197,9 @@ class Objective:
 
     def _raw(self, subject: Subject, leaves: Sequence[Tensor], chunk: Batch) -> Tensor:
         """What the loss function itself returns: a total if its count is known, else a mean."""
-        output = subject(leaves, chunk, with_labels=self._loss.own)
-        self._loss.check(output, chunk.target)
-        return self._loss.total(output, chunk.target)
+        output = subject(leaves, chunk, with_labels=self.loss.own)
+        self.loss.check(output, chunk.target)
+        return self.loss.total(output, chunk.target)
 
     def _loss_and_gradient(self, subject: Subject, batch: Batch) -> Tensor:
         """Loss and entries of the gradient of a small batch, as one vector."""
@@ -232,14 +237,14 @@ class Objective:
         few = self._subject.place(few.rows(slice(_FEW)) if few.splittable else few)
         with torch.no_grad():
             try:
-                output = self._subject(self._subject.leaves, few, with_labels=self._loss.own)
+                output = self._subject(self._subject.leaves, few, with_labels=self.loss.own)
             except Exception as error:
                 shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors(few.inputs))
                 raise ValueError(
                     f"the model fails on inputs of shape {shapes} (the first samples of the data): "
                     f"{type(error).__name__}: {error}"
                 ) from error
-            self._loss.check(output, few.target)
+            self.loss.check(output, few.target)
 
 
 def _symmetric(

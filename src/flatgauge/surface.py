@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,7 @@ from flatgauge.second_order import SecondOrder
 from flatgauge.subject import Subject
 
 Point = Tensor | Mapping[str, Tensor]
+T = TypeVar("T")
 
 
 class LossSurface:
@@ -98,6 +99,18 @@ class LossSurface:
         self._chunk = chunk
         self._value: float | None = None
         self._gradient: Tensor | None = None
+        self._recalled: dict[Hashable, Any] = {}
+
+    @property
+    def subject(self) -> Subject:
+        """The model as a function of its parameters, for what is built on the surface."""
+        self._follow()
+        return self._subject
+
+    @property
+    def objective(self) -> Objective:
+        """The loss as a sum over chunks of the data, for what is built on the surface."""
+        return self._objective
 
     @property
     def model(self) -> nn.Module:
@@ -292,9 +305,26 @@ class LossSurface:
         """
         return self._layout.from_named(parts)
 
+    def recall(self, key: Hashable, compute: Callable[[], T]) -> T:
+        """Give what was computed under a key at these parameters before, or compute it now.
+
+        Args:
+            key: What it is.
+            compute: How to compute it.
+
+        Returns:
+            The same object until the parameters change.
+        """
+        self._follow()
+        if key not in self._recalled:
+            self._recalled[key] = compute()
+        found: T = self._recalled[key]
+        return found
+
     def release(self) -> None:
-        """Let go of the graphs kept for fast products; the next product builds them anew."""
+        """Let go of everything kept for speed; it is computed anew when it is needed."""
         self._second_order.release()
+        self._recalled.clear()
 
     @contextmanager
     def watched(self, listener: Callable[[int], None]) -> Iterator[None]:
@@ -321,7 +351,7 @@ class LossSurface:
     def _follow(self) -> None:
         """Notice a changed model: forget everything computed at its old parameters."""
         if self._subject.refresh():
-            self._second_order.release()
+            self.release()
             self._value = self._gradient = None
 
     def _leaves(self, point: Point | None) -> Sequence[Tensor]:

@@ -1,0 +1,134 @@
+"""Blocks by Hessian products with random vectors, where the sweep is not exact."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Generator, Tensor
+
+from flatgauge.layers import Layer
+from flatgauge.precision import wide
+from flatgauge.surface import LossSurface
+
+#: Products that are computed together.
+_TOGETHER = 4
+
+#: Which parts one random vector serves.
+_KINDS = (("trace", "diagonal"), ("incoming",), ("outgoing",), ("relative",))
+
+#: By part: its mean over the random vectors, and the standard errors.
+Found = tuple[dict[str, Tensor], dict[str, Tensor]]
+
+
+def estimated_blocks(
+    surface: LossSurface,
+    names: Sequence[str],
+    layers: Mapping[str, Layer],
+    wanted: frozenset[str],
+    probes: int,
+    generator: Generator,
+) -> dict[str, Found]:
+    """Estimate the blocks of some parameters, all with the same products.
+
+    A random vector v with E[v vᵀ] = A on every block, and zero mean between blocks, gives
+    E[v_l · (Hv)_l] = tr(A H_ll): the identity for the trace, the outer products of units'
+    weights for their forms, (W Wᵀ) ⊗ 1 for the relative flatness.
+
+    Args:
+        surface: Where to estimate.
+        names: The parameters.
+        layers: Those among them that are layers.
+        wanted: The parts.
+        probes: Products per kind of random vector, at least two.
+        generator: Source of randomness.
+
+    Returns:
+        By parameter: means and standard errors by part.
+
+    Raises:
+        ValueError: If there are too few probes for an error.
+    """
+    if probes < 2:
+        raise ValueError(f"`probes={probes}` gives no standard error; use at least 2.")
+    params = surface.params
+    found: dict[str, Found] = {name: ({}, {}) for name in names}
+    for kind in _KINDS:
+        parts = [part for part in kind if part in wanted]
+        taking = [n for n in names if n in layers or kind[0] == "trace"]
+        if not parts or not taking:
+            continue
+        sums: dict[tuple[str, str], tuple[Tensor, Tensor]] = {}
+        drawn = _drawn(surface, params, taking, layers, kind[0], probes, generator)
+        for vector, product in drawn:
+            for name in taking:
+                values = wide(vector[name]) * wide(product[name])
+                for part in parts:
+                    _accumulate(sums, (name, part), _reduced(values, part, layers.get(name)))
+        for (name, part), (total, squares) in sums.items():
+            mean = total / probes
+            spread = (squares / probes - mean.square()).clamp_min(0) / (probes - 1)
+            found[name][0][part], found[name][1][part] = mean, spread.sqrt()
+    return found
+
+
+def _drawn(
+    surface: LossSurface,
+    params: Mapping[str, Tensor],
+    names: Sequence[str],
+    layers: Mapping[str, Layer],
+    kind: str,
+    probes: int,
+    generator: Generator,
+) -> Iterator[tuple[dict[str, Tensor], dict[str, Tensor]]]:
+    """Random vectors and their products with the Hessian."""
+    for start in range(0, probes, _TOGETHER):
+        vectors = []
+        for _ in range(min(_TOGETHER, probes - start)):
+            parts = {name: torch.zeros_like(value) for name, value in params.items()}
+            parts |= {n: _random(params[n], kind, layers.get(n), generator) for n in names}
+            vectors.append(parts)
+        columns = torch.stack([surface.flatten(parts) for parts in vectors], dim=1)
+        products = surface.hvp(columns)
+        for parts, product in zip(vectors, products.T, strict=True):
+            yield parts, surface.split(product)
+
+
+def _random(weight: Tensor, kind: str, layer: Layer | None, generator: Generator) -> Tensor:
+    """A random vector on one block."""
+    if kind == "trace" or layer is None:
+        return _signs(weight.shape, weight, generator)
+    canonical = layer.canonical(weight)
+    groups, out, inner, taps = canonical.shape
+    if kind == "relative":
+        rows = canonical.flatten(2)  # (groups, out, in * taps)
+        mixing = _signs((groups, inner * taps, inner * taps), weight, generator)
+        vector = (rows @ mixing).reshape(canonical.shape)
+    else:
+        shape = (groups, out, 1, 1) if kind == "incoming" else (groups, 1, inner, 1)
+        vector = canonical * _signs(shape, weight, generator)
+    return layer.original(vector, tuple(weight.shape)).contiguous()
+
+
+def _reduced(values: Tensor, part: str, layer: Layer | None) -> Tensor:
+    """What one random vector says about a part."""
+    if part == "diagonal":
+        return values
+    if part in ("trace", "relative") or layer is None:
+        return values.sum()
+    canonical = layer.canonical(values)
+    return layer.incoming(canonical) if part == "incoming" else layer.outgoing(canonical)
+
+
+def _signs(shape: tuple[int, ...], like: Tensor, generator: Generator) -> Tensor:
+    """Random signs."""
+    drawn = torch.randint(0, 2, shape, generator=generator, device=generator.device)
+    return (2 * drawn - 1).to(like)
+
+
+def _accumulate(
+    sums: dict[tuple[str, str], tuple[Tensor, Tensor]], key: tuple[str, str], value: Tensor
+) -> None:
+    """Add a value and its square."""
+    total, squares = sums.get(key, (torch.zeros_like(value), torch.zeros_like(value)))
+    sums[key] = total + value, squares + value.square()

@@ -1,0 +1,197 @@
+"""Taps at parameters that are no layers: scales and shifts of norms, slopes, added terms, ..."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+
+from flatgauge.curvature.taps import Chunk, Parts, Tap, VectorGather
+from flatgauge.graph import SampleAxis, arguments_of, op_name
+
+#: The names of batch-norm with stored statistics in exported graphs.
+BATCH_NORMS = ("batch_norm", "_native_batch_norm_legit_no_training")
+
+
+class BatchNormTap(Tap):
+    """Batch-norm with stored statistics, as the scale and shift of every channel that it is.
+
+    Args:
+        chunk: The chunk that is swept.
+        node: The op.
+        axis: Where in its output the samples lie.
+        names: The parameters to gather, by role (``weight``, ``bias``).
+    """
+
+    def __init__(
+        self, chunk: Chunk, node: fx.Node, axis: SampleAxis, names: dict[str, str]
+    ) -> None:
+        super().__init__(chunk, node, axis)
+        self._roles = list(arguments_of(node))
+        self._parameters = names
+        self._gathers: dict[str, VectorGather] = {}
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        """Scale and shift."""
+        given = dict(zip(self._roles, arguments, strict=False)) | keywords
+        images, mean = given["input"], given["running_mean"]
+        shape = (1, -1) + (1,) * (images.dim() - 2)
+        scale = (given["running_var"] + given["eps"]).rsqrt()
+        if "weight" in self._parameters:
+            self._normal = ((images.detach() - mean.view(shape)) * scale.view(shape)).flatten(2)
+        if given["weight"] is not None:
+            scale = scale * given["weight"].detach()
+        shift = -mean * scale
+        if given["bias"] is not None:
+            shift = shift + given["bias"].detach()
+        output = torch.addcmul(shift.view(shape), images, scale.view(shape))
+        self._gathers = {
+            role: VectorGather(self.chunk, name, given[role])
+            for role, name in self._parameters.items()
+        }
+        output = self.chunk.started(output)
+        output.register_hook(self._hear)
+        if op_name(self.node) == "batch_norm":
+            return output
+        return output, output.new_empty(0), output.new_empty(0)
+
+    def take(self) -> dict[str, Parts]:
+        """The parts gathered since the last time."""
+        taken = [gather.take() for gather in self._gathers.values()]
+        return {name: parts for item in taken for name, parts in item.items()}
+
+    def diagonals(self) -> dict[str, Tensor]:
+        """The diagonals of scale and shift."""
+        found = [gather.diagonal() for gather in self._gathers.values()]
+        return {name: diagonal for item in found for name, diagonal in item.items()}
+
+    def _hear(self, column: Tensor) -> None:
+        """A column at the output."""
+        column = column.flatten(2)  # (n or folds of it, channels, positions)
+        sums = {}
+        if "bias" in self._gathers:
+            sums["bias"] = column.sum(2)
+        if "weight" in self._gathers:
+            sums["weight"] = torch.linalg.vecdot(column, self._normal)
+        for role, values in sums.items():
+            self._gathers[role].add(self.axis.first(values, self.chunk.samples).sum(1))
+
+
+class PointTap(Tap):
+    """Any op that is linear in parameters: their gradient by every sample is taken apart.
+
+    Args:
+        chunk: The chunk that is swept.
+        node: The op.
+        axis: Where in its output the samples lie.
+        parameters: The parameters to gather: name, node and value.
+        axes: Where in the op's other inputs the samples lie.
+    """
+
+    def __init__(
+        self,
+        chunk: Chunk,
+        node: fx.Node,
+        axis: SampleAxis,
+        parameters: list[tuple[str, fx.Node, Tensor]],
+        axes: dict[fx.Node, SampleAxis],
+    ) -> None:
+        super().__init__(chunk, node, axis)
+        self._axes = axes
+        self._gathers = [
+            (chain_from(source), value.detach(), VectorGather(chunk, name, value))
+            for name, source, value in parameters
+        ]
+
+    def __call__(self, *arguments: Any, **keywords: Any) -> Tensor:
+        """Compute the op, keeping what it was computed from."""
+        given = pytree.tree_leaves((arguments, keywords))
+        nodes, spec = pytree.tree_flatten((self.node.args, dict(self.node.kwargs)))
+        places = {i: self._axes[n] for i, n in enumerate(nodes) if n in self._axes}
+        moved = {i: axis.first(given[i].detach(), self.chunk.samples) for i, axis in places.items()}
+
+        def op(chain: Chain, parameter: Tensor, rows: dict[int, Tensor]) -> Tensor:
+            """The op on one sample, along whose axis are its folds."""
+            for step in chain:
+                parameter = step(parameter)
+            leaves = [parameter if n is chain.end else x for n, x in zip(nodes, given, strict=True)]
+            for i, row in rows.items():
+                leaves[i] = row.movedim(0, places[i].axis)
+            positional, named = pytree.tree_unflatten(leaves, spec)
+            return self.node.target(*positional, **named)  # type: ignore[operator,no-any-return]
+
+        def hear(column: Tensor) -> None:
+            for chain, value, gather in self._gathers:
+
+                def gradient(
+                    rows: dict[int, Tensor],
+                    part: Tensor,
+                    chain: Chain = chain,
+                    value: Tensor = value,
+                ) -> Tensor:
+                    _, back = torch.func.vjp(lambda p: op(chain, p, rows), value)
+                    (found,) = back(part.movedim(0, self.axis.axis))
+                    return found  # type: ignore[no-any-return]
+
+                gather.add(torch.vmap(gradient)(moved, column).flatten(1))
+
+        output = self.node.target(*arguments, **keywords)  # type: ignore[operator]
+        return self.heard(output, hear)
+
+    def take(self) -> dict[str, Parts]:
+        """The parts gathered since the last time."""
+        taken = [gather.take() for *_, gather in self._gathers]
+        return {name: parts for item in taken for name, parts in item.items()}
+
+    def diagonals(self) -> dict[str, Tensor]:
+        """The diagonals."""
+        found = [gather.diagonal() for *_, gather in self._gathers]
+        return {name: diagonal for item in found for name, diagonal in item.items()}
+
+
+class Chain(list[Callable[[Tensor], Tensor]]):
+    """The ops between a parameter and the op that joins it with samples.
+
+    Attributes:
+        end: The last of these ops, or the parameter itself.
+        reader: The op that joins it with samples.
+    """
+
+    end: fx.Node
+    reader: fx.Node
+
+
+def chain_from(parameter: fx.Node) -> Chain:
+    """Follow a parameter up to the first op with another tensor in it.
+
+    Args:
+        parameter: The parameter's node.
+
+    Returns:
+        The ops on the way.
+    """
+    chain = Chain()
+    node = parameter
+    while True:
+        (reader,) = node.users
+        if len(reader.all_input_nodes) > 1 or len(reader.users) != 1:
+            break
+        chain.append(link(reader, node))
+        node = reader
+    chain.end, chain.reader = node, reader
+    return chain
+
+
+def link(op: fx.Node, source: fx.Node) -> Callable[[Tensor], Tensor]:
+    """An op that reads one node, as a function of that node's value."""
+
+    def function(tensor: Tensor) -> Tensor:
+        arguments, keywords = pytree.tree_map(
+            lambda leaf: tensor if leaf is source else leaf, (op.args, dict(op.kwargs))
+        )
+        return op.target(*arguments, **keywords)  # type: ignore[operator,no-any-return]
+
+    return function

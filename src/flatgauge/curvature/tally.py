@@ -1,0 +1,92 @@
+"""Adding up, in double precision, what taps gather from chunk to chunk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from flatgauge.curvature.taps import Parts, Tap
+from flatgauge.precision import wide
+
+
+@dataclass
+class Tally:
+    """What one parameter has gathered so far, not yet divided by anything.
+
+    Attributes:
+        diagonal: The diagonal of its block, in its own shape.
+        sums: Sums over the samples, one number or one per unit, by part.
+        squares: Sums of the squared shares.
+        products: Sums of the shares times the samples' shares in the denominator.
+        variances: What mixtures of columns leave uncertain of the sums.
+        samples: Every sample's share, units added up, by part.
+    """
+
+    diagonal: Tensor | None = None
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    squares: dict[str, Tensor] = field(default_factory=dict)
+    products: dict[str, Tensor] = field(default_factory=dict)
+    variances: dict[str, Tensor] = field(default_factory=dict)
+    samples: dict[str, list[Tensor]] = field(default_factory=dict)
+
+    def add(self, columns: Parts, mixtures: Sequence[Parts], counts: Tensor) -> None:
+        """Add a chunk.
+
+        Args:
+            columns: From the columns that were passed back as they are.
+            mixtures: From every mixture, each of which stands for its share of the rest.
+            counts: Every sample's share in the denominator (n,).
+        """
+        for name, values in columns.items():
+            total = wide(values)
+            if mixtures:
+                drawn = torch.stack([wide(getattr(mixture, name)) for mixture in mixtures])
+                total = total + drawn.sum(0)
+                # m times each mixture estimates the rest by itself; their mean is the sum.
+                _add(self.variances, name, (drawn.var(0) * len(drawn)).sum(0))
+            _add(self.sums, name, total.sum(0))
+            _add(self.squares, name, total.square().sum(0))
+            _add(self.products, name, counts.to(total) @ total)
+            own = total.sum(1) if total.dim() > 1 else total
+            self.samples.setdefault(name, []).append(own)
+
+    def add_diagonal(self, diagonal: Tensor) -> None:
+        """Add a chunk's diagonal."""
+        self.diagonal = wide(diagonal) if self.diagonal is None else self.diagonal + wide(diagonal)
+
+    def data_error(self, name: str, counts: Tensor) -> Tensor:
+        """The standard error of a part's mean, samples being drawn at random.
+
+        The mean is a ratio, Σ share / Σ count, and its error that of the residuals
+        share − mean · count.
+
+        Args:
+            name: The part.
+            counts: Every sample's share in the denominator (N,).
+
+        Returns:
+            One number, or one per unit; nan for a single sample, infinite nowhere.
+        """
+        if name not in self.sums or len(counts) < 2:
+            known = self.sums.get(name, counts.new_zeros(()))
+            return torch.full_like(known, float("nan") if len(counts) < 2 else 0.0)
+        total, samples = counts.sum(), len(counts)
+        mean = self.sums[name] / total
+        residuals = (
+            self.squares[name]
+            - 2 * mean * self.products[name]
+            + mean.square() * counts.square().sum()
+        )
+        return (residuals.clamp_min(0) * samples / (samples - 1)).sqrt() / total
+
+
+def _add(totals: dict[str, Tensor], name: str, values: Tensor) -> None:
+    totals[name] = totals[name] + values if name in totals else values
+
+
+def collect(taps: Iterable[Tap]) -> dict[str, Parts]:
+    """What all taps have gathered since the last time, by parameter."""
+    return {name: parts for tap in taps for name, parts in tap.take().items()}

@@ -1,0 +1,145 @@
+"""Taps: they sit at one op each and turn what is passed back there into curvature.
+
+A tap stands in for its op while the graph runs, and hears every column that is passed back
+through the op's output. What it gathers from a chunk of samples it gives as `Parts`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from flatgauge.graph import SampleAxis
+
+#: What a sweep can yield for a layer. Parameters that are no layers have the first two.
+PARTS = ("trace", "diagonal", "incoming", "outgoing", "relative")
+
+
+@dataclass
+class Chunk:
+    """What all taps share while a chunk of samples is swept.
+
+    Attributes:
+        samples: How many samples it holds.
+        wanted: Which parts are asked for.
+        leaves: The tensors at which differentiation may stop.
+        sign: The sign of the current column for every sample; None if all are positive.
+    """
+
+    samples: int
+    wanted: frozenset[str]
+    leaves: list[Tensor] = field(default_factory=list)
+    sign: Tensor | None = None
+
+    def started(self, tensor: Tensor) -> Tensor:
+        """Make a tensor one that columns are passed back to."""
+        if not tensor.requires_grad:
+            tensor = tensor.detach().requires_grad_()
+            self.leaves.append(tensor)
+        return tensor
+
+    def add_square(self, total: Tensor, values: Tensor) -> None:
+        """Add the squares of a column's values (n, ...), with its sign, to a total."""
+        if self.sign is None:
+            total.addcmul_(values, values)
+        else:
+            shape = (-1,) + (1,) * (values.dim() - 1)
+            total.addcmul_(values * self.sign.reshape(shape), values)
+
+
+@dataclass
+class Parts:
+    """Every sample's share in what a tap measures; the diagonal is summed over samples.
+
+    Attributes:
+        trace: Of the block (n,).
+        incoming: Forms of what enters every output unit (n, out).
+        outgoing: Forms of what leaves every input unit (n, in).
+        relative: The relative flatness (n,).
+        diagonal: Of the block, in the parameter's own shape.
+    """
+
+    trace: Tensor | None = None
+    incoming: Tensor | None = None
+    outgoing: Tensor | None = None
+    relative: Tensor | None = None
+    diagonal: Tensor | None = None
+
+    def items(self) -> list[tuple[str, Tensor]]:
+        """The parts that were asked for."""
+        named = ((item.name, getattr(self, item.name)) for item in fields(self))
+        return [(name, value) for name, value in named if value is not None]
+
+
+class Tap(ABC):
+    """Sits at one op.
+
+    Args:
+        chunk: The chunk that is swept.
+        node: The op.
+        axis: Where in its output the samples lie.
+    """
+
+    def __init__(self, chunk: Chunk, node: fx.Node, axis: SampleAxis) -> None:
+        self.chunk = chunk
+        self.node = node
+        self.axis = axis
+
+    @abstractmethod
+    def __call__(self, *arguments: Any, **keywords: Any) -> Any:
+        """Compute the op's output, listening to what will be passed back through it."""
+
+    @abstractmethod
+    def take(self) -> dict[str, Parts]:
+        """Every parameter's parts from the columns since the last time, but for diagonals."""
+
+    @abstractmethod
+    def diagonals(self) -> dict[str, Tensor]:
+        """Every parameter's diagonal, summed over the chunk and all its columns."""
+
+    def heard(self, output: Tensor, listener: Callable[[Tensor], None]) -> Tensor:
+        """Pass an output on, and every column that comes back to the listener."""
+        output = self.chunk.started(output)
+        output.register_hook(lambda column: listener(self.axis.first(column, self.chunk.samples)))
+        return output
+
+    def first(self, tensor: Tensor) -> Tensor:
+        """A tensor laid out like the output with the samples in front."""
+        return self.axis.first(tensor.detach(), self.chunk.samples)
+
+
+class VectorGather:
+    """Gathers a parameter whose gradient per sample and column is at hand.
+
+    Args:
+        chunk: The chunk that is swept.
+        name: The parameter.
+        like: Its value.
+    """
+
+    def __init__(self, chunk: Chunk, name: str, like: Tensor) -> None:
+        self._chunk = chunk
+        self._name = name
+        self._like = like
+        self._squares = like.new_zeros(chunk.samples, like.numel())
+        self._taken = torch.zeros_like(self._squares)
+
+    def add(self, gradients: Tensor) -> None:
+        """Add one column: its gradient by the parameter, for every sample (n, size)."""
+        self._chunk.add_square(self._squares, gradients)
+
+    def take(self) -> dict[str, Parts]:
+        """The parts gathered since the last time."""
+        parts = Parts(trace=self._squares.sum(1))
+        self._taken += self._squares
+        self._squares.zero_()
+        return {self._name: parts}
+
+    def diagonal(self) -> dict[str, Tensor]:
+        """The diagonal, summed over the chunk."""
+        return {self._name: self._taken.sum(0).reshape(self._like.shape)}

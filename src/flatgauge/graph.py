@@ -1,0 +1,328 @@
+"""The exported model graph: which op reads what. The only file that touches torch.export."""
+
+from __future__ import annotations
+
+import copy
+import os
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+
+#: Stands in for an op while the graph runs: takes its arguments, returns its output.
+Handler = Callable[..., Any]
+
+#: Ops that merge or split axes without moving data.
+_RESHAPES = ("view", "reshape", "_unsafe_view", "flatten")
+
+
+class UnsupportedGraphError(ValueError):
+    """The model cannot be read as a graph of known operations."""
+
+
+@dataclass(frozen=True)
+class SampleAxis:
+    """Where in a tensor the samples lie.
+
+    Attributes:
+        axis: The axis that counts samples, alone or merged with positions.
+        major: Whether, when merged, all positions of one sample are neighbours.
+    """
+
+    axis: int
+    major: bool
+
+    def first(self, tensor: Tensor, samples: int) -> Tensor:
+        """The tensor with the samples in front and what was merged with them behind.
+
+        Args:
+            tensor: The tensor.
+            samples: How many samples it holds.
+
+        Returns:
+            A view or copy of shape (samples, positions, everything else).
+        """
+        front = tensor.movedim(self.axis, 0)
+        rest = front.shape[1:]
+        if self.major:
+            return front.reshape(samples, -1, *rest)
+        return front.reshape(-1, samples, *rest).movedim(1, 0)
+
+
+class ModelGraph:
+    """A model in eval mode, as a graph of functional tensor operations.
+
+    Attributes:
+        nodes: The operations, in order of execution.
+        parameters: The nodes that stand for parameters, by the name in
+            `model.named_parameters()`; a tensor with several names has one.
+        outputs: The nodes the model returns, in the order of its flattened output.
+        output_spec: How the model's output is nested.
+        symbol: The name of the number of samples in symbolic shapes, "" where the model treats
+            it as a constant.
+    """
+
+    def __init__(
+        self, model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], samples: int
+    ) -> None:
+        """Export a model.
+
+        Args:
+            model: The model, in eval mode.
+            arguments: Positional inputs of an example call.
+            keywords: Keyword inputs of an example call.
+            samples: How many samples the example holds, at least two; 0 where its tensors do not have
+                the samples in front.
+
+        Raises:
+            UnsupportedGraphError: If torch.export cannot follow the model.
+        """
+        program = _export(model, arguments, keywords, samples)
+        self._module = program.graph_module
+        self.nodes: list[fx.Node] = list(program.graph.nodes)
+        self.output_spec = program.call_spec.out_spec
+        self._constants = program.constants
+        aliases = _canonical_names(model)
+        self._sources: dict[fx.Node, tuple[str, str]] = {}
+        self.parameters: dict[str, fx.Node] = {}
+        placeholders = (node for node in self.nodes if node.op == "placeholder")
+        for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
+            kind, target = spec.kind.name, spec.target or node.name
+            if kind == "PARAMETER":
+                target = aliases.get(target, target)
+                if node.users or target not in self.parameters:
+                    self.parameters[target] = node
+            self._sources[node] = kind, target
+        specs = program.graph_signature.output_specs
+        returned = self.nodes[-1].args[0]
+        assert isinstance(returned, (tuple, list))
+        self._kept = [i for i, spec in enumerate(specs) if spec.kind.name == "USER_OUTPUT"]
+        self.outputs = [returned[i] for i in self._kept]
+        self.symbol = self._symbol_of_samples()
+
+    @property
+    def inputs(self) -> list[fx.Node]:
+        """The nodes that stand for what the model is called with."""
+        return [node for node, (kind, _) in self._sources.items() if kind == "USER_INPUT"]
+
+    def run(
+        self,
+        values: Mapping[str, Tensor],
+        inputs: Sequence[Any],
+        handlers: Mapping[fx.Node, Handler],
+        until: fx.Node,
+    ) -> Tensor:
+        """Run the graph up to a node.
+
+        Args:
+            values: Parameters and buffers, by name.
+            inputs: What the model is called with, flattened.
+            handlers: What to call instead of an op.
+            until: The node.
+
+        Returns:
+            Its value.
+        """
+        given = iter(inputs)
+        arguments = []
+        for kind, target in self._sources.values():
+            if kind == "USER_INPUT":
+                arguments.append(next(given))
+            else:
+                found = values.get(target)
+                arguments.append(self._constants[target] if found is None else found)
+        runner = _Runner(self._module, handlers, until)
+        try:
+            runner.run(*arguments)
+        except _ReachedError as reached:
+            return reached.value
+        raise AssertionError("the graph does not compute this node")
+
+    def sample_axis(self, node: fx.Node) -> SampleAxis | None:
+        """Where in a node's output the samples lie, None where that is not certain."""
+        shape = shape_of(node)
+        axes = [i for i, size in enumerate(shape) if self._counts_samples(size)]
+        if len(axes) != 1:
+            return None
+        (axis,) = axes
+        if str(shape[axis]) == self.symbol:
+            return SampleAxis(axis, major=True)
+        major = self._merged_in_front(node, axis)
+        return None if major is None else SampleAxis(axis, major)
+
+    def sizes(self, node: fx.Node, samples: int) -> tuple[int, ...]:
+        """The shape of a node's output for a number of samples."""
+        return tuple(_size(extent, self.symbol, samples) for extent in shape_of(node))
+
+    def _counts_samples(self, size: Any) -> bool:
+        return bool(self.symbol) and self.symbol in re.findall(r"\w+", str(size))
+
+    def _merged_in_front(self, node: fx.Node, axis: int) -> bool | None:
+        """Whether samples were the outermost of the axes that were merged into one."""
+        size = shape_of(node)[axis]
+        while op_name(node) not in _RESHAPES:
+            before = [
+                source
+                for source in node.all_input_nodes
+                if any(str(extent) == str(size) for extent in shape_of(source))
+            ]
+            if len(before) != 1:
+                return None
+            node = before[0]
+        place = next(i for i, extent in enumerate(shape_of(node)) if str(extent) == str(size))
+        inner = shape_of(node.all_input_nodes[0])
+        where = [i for i, extent in enumerate(inner) if str(extent) == self.symbol]
+        if len(where) != 1:
+            return None
+        if inner[:place] == shape_of(node)[:place]:
+            return where[0] == place
+        return None
+
+    def _symbol_of_samples(self) -> str:
+        """The symbol that stands for the number of samples in the inputs' shapes."""
+        symbols = {
+            str(shape_of(node)[0])
+            for node in self.inputs
+            if shape_of(node) and not isinstance(shape_of(node)[0], int)
+        }
+        return symbols.pop() if len(symbols) == 1 else ""
+
+
+class _ReachedError(Exception):
+    """Carries a value out of a running graph."""
+
+    def __init__(self, value: Tensor) -> None:
+        super().__init__()
+        self.value = value
+
+
+class _Runner(fx.Interpreter):
+    """Runs a graph up to a node, with handlers in place of some ops."""
+
+    def __init__(
+        self, module: fx.GraphModule, handlers: Mapping[fx.Node, Handler], until: fx.Node
+    ) -> None:
+        super().__init__(module)
+        self.extra_traceback = False
+        self._handlers = handlers
+        self._until = until
+
+    def run_node(self, n: fx.Node) -> Any:
+        """Run one node."""
+        handler = self._handlers.get(n)
+        if handler is None:
+            value = super().run_node(n)
+        else:
+            arguments, keywords = self.fetch_args_kwargs_from_env(n)
+            value = handler(*arguments, **keywords)
+        if n is self._until:
+            raise _ReachedError(value)
+        return value
+
+
+def op_name(node: fx.Node) -> str:
+    """The name of a node's operation without namespace and overload, "" for no operation."""
+    if node.op != "call_function":
+        return ""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return str(getattr(node.target, "__name__", node.target))
+    return str(schema.name).rpartition("::")[2]
+
+
+def arguments_of(node: fx.Node) -> dict[str, Any]:
+    """A node's arguments by the names of the operation's schema, defaults filled in."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return dict(enumerate(node.args)) | dict(node.kwargs)  # type: ignore[arg-type]
+    named = {}
+    for position, argument in enumerate(schema.arguments):
+        if position < len(node.args):
+            named[argument.name] = node.args[position]
+        else:
+            default = argument.default_value if argument.has_default_value() else None
+            named[argument.name] = node.kwargs.get(argument.name, default)
+    return named
+
+
+def shape_of(node: fx.Node) -> tuple[Any, ...]:
+    """The shape of a node's (first) output, sizes possibly symbolic; () where it has none."""
+    value = node.meta.get("val")
+    if isinstance(value, (tuple, list)) and value:
+        value = value[0]
+    return tuple(value.shape) if isinstance(value, Tensor) else ()
+
+
+def is_floating(node: fx.Node) -> bool:
+    """Whether a node gives numbers that can be differentiated."""
+    values = [v for v in pytree.tree_leaves(node.meta.get("val")) if isinstance(v, Tensor)]
+    return any(value.is_floating_point() for value in values)
+
+
+def source_line(node: fx.Node) -> str:
+    """Where in the user's code an operation stands: ``file.py:12``, "" where unknown."""
+    home = os.path.dirname(torch.__file__)
+    frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
+    own = [(file, line) for file, line in frames if not file.startswith(home)]
+    return f"{os.path.basename(own[-1][0])}:{own[-1][1]}" if own else ""
+
+
+def _export(
+    model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], samples: int
+) -> Any:
+    """Export with the number of samples left open."""
+
+    def open_axis(leaf: Any) -> Any:
+        if samples and isinstance(leaf, Tensor) and leaf.dim() and leaf.shape[0] == samples:
+            return {0: torch.export.Dim.AUTO}
+        return None
+
+    shapes = pytree.tree_map(open_axis, keywords or arguments)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # The exporter warns about torch's own code.
+            program = torch.export.export(
+                model, arguments, keywords, dynamic_shapes=shapes, strict=False
+            )
+            return program.run_decompositions({})
+    except Exception as error:
+        reason = next((line for line in str(error).splitlines() if line.strip()), "")
+        raise UnsupportedGraphError(
+            f"the model cannot be exported as a graph: {type(error).__name__}: {reason.strip()} "
+            "Python that depends on the values of tensors is the usual cause; "
+            "`torch.export.export(model, inputs, strict=False)` shows the whole message."
+        ) from error
+
+
+def _canonical_names(model: nn.Module) -> dict[str, str]:
+    """For every name of a parameter, the one that `named_parameters` gives it."""
+    first = {id(parameter): name for name, parameter in model.named_parameters()}
+    everything = model.named_parameters(remove_duplicate=False)
+    return {name: first[id(parameter)] for name, parameter in everything}
+
+
+def _size(extent: Any, symbol: str, samples: int) -> int:
+    """A possibly symbolic size as a number."""
+    if isinstance(extent, int):
+        return extent
+    expression = extent.node.expr
+    return int(expression.subs({s: samples for s in expression.free_symbols if str(s) == symbol}))
+
+
+def in_precision(model: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """The model itself if it computes in a precision, else a copy that does.
+
+    Args:
+        model: The model.
+        dtype: The precision.
+
+    Returns:
+        The model or its copy.
+    """
+    kinds = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    return model if kinds == {dtype} else copy.deepcopy(model).to(dtype)

@@ -1,0 +1,189 @@
+"""Layers: parameters contracted with an activation, found in the graph and not by class."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, fx
+
+from flatgauge.graph import ModelGraph, arguments_of, op_name, shape_of, source_line
+
+#: Ops that only reorder the axes of a matrix.
+_TRANSPOSES = ("t", "transpose", "permute", "numpy_T")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A parameter that is contracted with an activation.
+
+    Its weights are seen as an array (groups, out, in, taps): `canonical` brings a tensor of the
+    parameter's shape there, `original` brings it back.
+
+    Attributes:
+        name: The parameter, as in `model.named_parameters()`.
+        node: The contraction.
+        position: Which of its arguments is the activation.
+        kind: ``"linear"``, ``"convolution"`` or ``"transposed"`` (convolution).
+        out_axis: The parameter's axis of output units.
+        in_axis: The parameter's axis of input units.
+        groups: Of a grouped convolution.
+        bias: The parameter that the same op adds, if any.
+        stride: Of a convolution.
+        padding: Of a convolution, before and after along every spatial axis.
+        dilation: Of a convolution.
+    """
+
+    name: str
+    node: fx.Node
+    position: int
+    kind: str
+    out_axis: int
+    in_axis: int
+    groups: int = 1
+    bias: str | None = None
+    stride: tuple[int, ...] = ()
+    padding: tuple[tuple[int, int], ...] = ()
+    dilation: tuple[int, ...] = ()
+
+    @property
+    def input(self) -> fx.Node:
+        """The activation it reads."""
+        node = self.node.args[self.position]
+        assert isinstance(node, fx.Node)
+        return node
+
+    @property
+    def source(self) -> str:
+        """Where in the user's code it stands."""
+        return source_line(self.node)
+
+    def canonical(self, weights: Tensor) -> Tensor:
+        """Bring weights to the shape (groups, out, in, taps)."""
+        if self.kind == "linear":
+            return weights.permute(self.out_axis, self.in_axis)[None, :, :, None]
+        grouped = weights.reshape(self.groups, -1, weights.shape[1], weights[0, 0].numel())
+        return grouped.transpose(1, 2) if self.kind == "transposed" else grouped
+
+    def original(self, values: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Bring an array (groups, out, in, taps) back to the parameter's shape."""
+        if self.kind == "linear":
+            matrix = values[0, :, :, 0]
+            return matrix if self.out_axis == 0 else matrix.T
+        if self.kind == "transposed":
+            values = values.transpose(1, 2)
+        return values.reshape(shape)
+
+    def incoming(self, values: Tensor) -> Tensor:
+        """Sum an array (..., groups, out, in, taps) over what enters every output unit."""
+        return values.sum((-1, -2)).flatten(-2)
+
+    def outgoing(self, values: Tensor) -> Tensor:
+        """Sum an array (..., groups, out, in, taps) over what leaves every input unit."""
+        return values.sum((-1, -3)).flatten(-2)
+
+
+def find_layers(graph: ModelGraph) -> dict[str, Layer]:
+    """Find every parameter that one op contracts with an activation.
+
+    Args:
+        graph: The model's graph.
+
+    Returns:
+        The layers by name, in the order in which the model reads them. A parameter that is
+        read more than once is listed with its first reader.
+    """
+    names = {node: name for name, node in graph.parameters.items()}
+    layers: dict[str, Layer] = {}
+    for node in graph.nodes:
+        layer = _layer_at(node, names)
+        if layer is not None:
+            layers.setdefault(layer.name, layer)
+    return layers
+
+
+def _layer_at(node: fx.Node, names: dict[fx.Node, str]) -> Layer | None:
+    """The layer that an op is, if it is one."""
+    op = op_name(node)
+    arguments = arguments_of(node)
+    if op == "linear":
+        return _linear(node, arguments["weight"], arguments["bias"], names, right=False)
+    if op in ("matmul", "mm"):
+        other = arguments["other" if op == "matmul" else "mat2"]
+        return _linear(node, other, None, names, right=True)
+    if op == "addmm" and arguments["beta"] == arguments["alpha"] == 1:
+        return _linear(node, arguments["mat2"], arguments["self"], names, right=True, position=1)
+    if op.startswith(("conv1d", "conv2d", "conv3d", "conv_transpose", "convolution")):
+        return _convolution(node, op, arguments, names)
+    return None
+
+
+def _linear(
+    node: fx.Node,
+    weight: Any,
+    bias: Any,
+    names: dict[fx.Node, str],
+    *,
+    right: bool,
+    position: int = 0,
+) -> Layer | None:
+    """A product of rows with a matrix (in, out) on the right, or with its transpose."""
+    axes = [1, 0] if right else [0, 1]  # where out and in are
+    while weight not in names:
+        if not isinstance(weight, fx.Node) or op_name(weight) not in _TRANSPOSES:
+            return None
+        if len(shape_of(weight)) != 2:
+            return None
+        given = arguments_of(weight)
+        turned = op_name(weight) != "permute" or list(given["dims"]) in ([1, 0], [-1, -2])
+        if op_name(weight) == "transpose" and given["dim0"] % 2 == given["dim1"] % 2:
+            turned = False
+        axes = axes[::-1] if turned else axes
+        weight = weight.args[0]
+    if len(shape_of(weight)) != 2:
+        return None
+    return Layer(
+        names[weight], node, position, "linear", *axes, bias=names.get(bias) if bias else None
+    )
+
+
+def _convolution(
+    node: fx.Node, op: str, arguments: dict[str, Any], names: dict[fx.Node, str]
+) -> Layer | None:
+    """A convolution of any dimension, or a transposed one."""
+    weight, bias = arguments["weight"], arguments["bias"]
+    if weight not in names:
+        return None
+    kernel = tuple(shape_of(weight)[2:])
+    spatial = len(kernel)
+    if len(shape_of(node)) != spatial + 2:  # An image without a batch axis.
+        return None
+    transposed = "transpose" in op or bool(arguments.get("transposed"))
+    stride = _repeated(arguments["stride"], spatial)
+    dilation = _repeated(arguments["dilation"], spatial)
+    padding = arguments["padding"]
+    if padding == "same":
+        total = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
+        sides = tuple((t // 2, t - t // 2) for t in total)
+    elif padding == "valid":
+        sides = ((0, 0),) * spatial
+    else:
+        sides = tuple((p, p) for p in _repeated(padding, spatial))
+    return Layer(
+        names[weight],
+        node,
+        0,
+        "transposed" if transposed else "convolution",
+        *((1, 0) if transposed else (0, 1)),
+        groups=arguments["groups"],
+        bias=names.get(bias) if bias is not None else None,
+        stride=stride,
+        padding=sides,
+        dilation=dilation,
+    )
+
+
+def _repeated(value: Any, count: int) -> tuple[int, ...]:
+    """One number per spatial axis."""
+    numbers = tuple(value) if isinstance(value, (list, tuple)) else (value,)
+    return numbers * count if len(numbers) == 1 else numbers
