@@ -22,6 +22,7 @@ class Layer:
 
     Attributes:
         name: The parameter, as in `model.named_parameters()`.
+        shape: Of the parameter.
         node: The contraction.
         position: Which of its arguments is the activation.
         kind: ``"linear"``, ``"convolution"`` or ``"transposed"`` (convolution).
@@ -35,6 +36,7 @@ class Layer:
     """
 
     name: str
+    shape: tuple[int, ...]
     node: fx.Node
     position: int
     kind: str
@@ -65,14 +67,14 @@ class Layer:
         grouped = weights.reshape(self.groups, -1, weights.shape[1], weights[0, 0].numel())
         return grouped.transpose(1, 2) if self.kind == "transposed" else grouped
 
-    def original(self, values: Tensor, shape: tuple[int, ...]) -> Tensor:
+    def original(self, values: Tensor) -> Tensor:
         """Bring an array (groups, out, in, taps) back to the parameter's shape."""
         if self.kind == "linear":
             matrix = values[0, :, :, 0]
             return matrix if self.out_axis == 0 else matrix.T
         if self.kind == "transposed":
             values = values.transpose(1, 2)
-        return values.reshape(shape)
+        return values.reshape(self.shape)
 
     def incoming(self, values: Tensor) -> Tensor:
         """Sum an array (..., groups, out, in, taps) over what enters every output unit."""
@@ -143,7 +145,13 @@ def _linear(
     if len(shape_of(weight)) != 2:
         return None
     return Layer(
-        names[weight], node, position, "linear", *axes, bias=names.get(bias) if bias else None
+        names[weight],
+        tuple(shape_of(weight)),
+        node,
+        position,
+        "linear",
+        *axes,
+        bias=names.get(bias) if bias is not None else None,
     )
 
 
@@ -171,6 +179,7 @@ def _convolution(
         sides = tuple((p, p) for p in _repeated(padding, spatial))
     return Layer(
         names[weight],
+        tuple(shape_of(weight)),
         node,
         0,
         "transposed" if transposed else "convolution",

@@ -107,7 +107,7 @@ def _random(weight: Tensor, kind: str, layer: Layer | None, generator: Generator
     else:
         shape = (groups, out, 1, 1) if kind == "incoming" else (groups, 1, inner, 1)
         vector = canonical * _signs(shape, weight, generator)
-    return layer.original(vector, tuple(weight.shape)).contiguous()
+    return layer.original(vector).contiguous()
 
 
 def _reduced(values: Tensor, part: str, layer: Layer | None) -> Tensor:

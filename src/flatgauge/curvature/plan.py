@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor, fx
 
 from flatgauge.curvature.degree import linearity
+from flatgauge.curvature.gathers import Gather, Positions, Rows
 from flatgauge.curvature.layer_taps import LayerTap
 from flatgauge.curvature.parameter_taps import BATCH_NORMS, BatchNormTap, PointTap, chain_from, link
 from flatgauge.curvature.taps import Chunk, Tap
@@ -71,7 +72,8 @@ class Plan:
             )
             if weight is not None or bias is not None:
                 axes = self._axis(layer.input), self._axis(layer.node)
-                taps[layer.node] = LayerTap(chunk, layer, axes, weight, bias)
+                gather = None if weight is None else self._gather(chunk, layer, weight)
+                taps[layer.node] = LayerTap(chunk, layer, axes, bias, gather)
         points: dict[fx.Node, list[tuple[str, fx.Node, Tensor]]] = {}
         for name in names & set(self.exact):
             node = self.graph.parameters.get(name)
@@ -87,28 +89,39 @@ class Plan:
                 taps[reader] = PointTap(chunk, reader, self._axis(reader), read, found)
         return taps
 
-    def bytes_per_sample(self, itemsize: int) -> int:
-        """What sweeping takes for every sample: activations, patches and gradients."""
-        numbers = 0
-        for node in self.graph.nodes:
-            if op_name(node) and shape_of(node):
-                numbers += math.prod(self.graph.sizes(node, 2)) // 2
-        widest = 0
+    def activations_per_sample(self) -> int:
+        """How many numbers the graph computes from one sample."""
+        return sum(self._size(node) for node in self.graph.nodes if op_name(node))
+
+    def numbers_per_sample(self) -> int:
+        """How many numbers a sweep holds for one sample: activations, patches, gradients."""
+        numbers = 2 * self.activations_per_sample()
         for layer in self.layers.values():
-            size = math.prod(shape_of(self.graph.parameters[layer.name]))
-            positions = math.prod(self.graph.sizes(layer.node, 2)) // 2
+            shape = layer.shape
             if layer.kind != "linear":
-                taps = math.prod(shape_of(self.graph.parameters[layer.name])[2:])
-                numbers += taps * math.prod(self.graph.sizes(layer.input, 2)) // 2 + 2 * size
-            elif len(shape_of(layer.node)) > 2 or positions > size:
-                numbers += 2 * size
-            widest = max(widest, size)
-        return itemsize * (2 * numbers + 2 * widest)
+                numbers += math.prod(shape[2:]) * self._size(layer.input)
+            if self._has_positions(layer):
+                numbers += 3 * math.prod(shape)
+        return numbers
+
+    def _size(self, node: fx.Node) -> int:
+        """How many numbers a node gives for one sample."""
+        shape = shape_of(node)
+        return math.prod(self.graph.sizes(node, 2)) // 2 if shape else 0
 
     def _axis(self, node: fx.Node) -> SampleAxis:
         axis = self.graph.sample_axis(node)
         assert axis is not None  # Else the parameter would not be in `exact`.
         return axis
+
+    def _gather(self, chunk: Chunk, layer: Layer, weight: Tensor) -> Gather:
+        """What gathers a layer's curvature."""
+        kind = Positions if self._has_positions(layer) else Rows
+        return kind(chunk, layer, weight, self._size(layer.input) + self._size(layer.node))
+
+    def _has_positions(self, layer: Layer) -> bool:
+        """Whether a layer is applied more than once to every sample."""
+        return layer.kind != "linear" or self._size(layer.node) > layer.shape[layer.out_axis]
 
     def _batch_norm(self, chunk: Chunk, node: fx.Node, names: list[str]) -> Tap:
         parameters = {node: name for name, node in self.graph.parameters.items()}

@@ -101,13 +101,15 @@ class Sweeper:
         Raises:
             MemoryError: If not even one sample fits the budget.
         """
-        each = self.plan.bytes_per_sample(self.surface.dtype.itemsize)
+        itemsize = self.surface.dtype.itemsize
+        each = self.plan.numbers_per_sample() * itemsize
         if each > self.surface.memory:
             raise MemoryError(
                 f"sweeping one sample needs about {format_bytes(each)}, but the budget is "
                 f"{format_bytes(self.surface.memory)}; raise `memory=`."
             )
-        wanted = max(_WORKING_SET // each, _SMALLEST_CHUNK)
+        wanted = _WORKING_SET // (self.plan.activations_per_sample() * itemsize)
+        wanted = max(wanted, _SMALLEST_CHUNK)
         return int(min(wanted, self.surface.memory // each, self.surface.samples))
 
     def passes(

@@ -40,17 +40,22 @@ class Tally:
             mixtures: From every mixture, each of which stands for its share of the rest.
             counts: Every sample's share in the denominator (n,).
         """
+        even = bool((counts == counts[0]).all())
         for name, values in columns.items():
-            total = wide(values)
             if mixtures:
-                drawn = torch.stack([wide(getattr(mixture, name)) for mixture in mixtures])
-                total = total + drawn.sum(0)
+                drawn = torch.stack([getattr(mixture, name) for mixture in mixtures])
+                values = values + drawn.sum(0)
                 # m times each mixture estimates the rest by itself; their mean is the sum.
-                _add(self.variances, name, (drawn.var(0) * len(drawn)).sum(0))
-            _add(self.sums, name, total.sum(0))
-            _add(self.squares, name, total.square().sum(0))
-            _add(self.products, name, counts.to(total) @ total)
-            own = total.sum(1) if total.dim() > 1 else total
+                spread = drawn.var(0) * len(drawn)
+                _add(self.variances, name, spread.sum(0, dtype=torch.float64))
+            total = values.sum(0, dtype=torch.float64)
+            _add(self.sums, name, total)
+            scale = float(values.abs().max()) or 1.0  # Squares of small numbers vanish.
+            scaled = values / scale
+            squares = scaled.mul_(scaled).sum(0, dtype=torch.float64) * scale * scale
+            _add(self.squares, name, squares)
+            _add(self.products, name, counts[0] * total if even else counts @ wide(values))
+            own = values.sum(1, dtype=torch.float64) if values.dim() > 1 else wide(values)
             self.samples.setdefault(name, []).append(own)
 
     def add_diagonal(self, diagonal: Tensor) -> None:

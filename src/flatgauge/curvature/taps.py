@@ -43,13 +43,22 @@ class Chunk:
             self.leaves.append(tensor)
         return tensor
 
-    def add_square(self, total: Tensor, values: Tensor) -> None:
-        """Add the squares of a column's values (n, ...), with its sign, to a total."""
-        if self.sign is None:
-            total.addcmul_(values, values)
-        else:
-            shape = (-1,) + (1,) * (values.dim() - 1)
-            total.addcmul_(values * self.sign.reshape(shape), values)
+    @staticmethod
+    def squared(values: Tensor, total: Tensor | None, sign: Tensor | None) -> Tensor:
+        """Add the squares of a column's values (n, ...), with its signs, to a total.
+
+        Args:
+            values: The values.
+            total: What to add to, in place; None for zero.
+            sign: The column's sign for every sample, None if all are positive.
+
+        Returns:
+            The total.
+        """
+        signed = values
+        if sign is not None:
+            signed = values * sign.reshape((-1,) + (1,) * (values.dim() - 1))
+        return signed * values if total is None else total.addcmul_(signed, values)
 
 
 @dataclass
@@ -131,7 +140,7 @@ class VectorGather:
 
     def add(self, gradients: Tensor) -> None:
         """Add one column: its gradient by the parameter, for every sample (n, size)."""
-        self._chunk.add_square(self._squares, gradients)
+        self._chunk.squared(gradients, self._squares, self._chunk.sign)
 
     def take(self) -> dict[str, Parts]:
         """The parts gathered since the last time."""

@@ -1,0 +1,255 @@
+"""How a layer's curvature is gathered from columns at its output.
+
+With a the layer's input, s a column at its output and G = s aᵀ the weight's gradient, summed over
+a sample's positions, every sample adds λ Σ G² to the trace, and so on (see each class).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from flatgauge.curvature.patches import patches
+from flatgauge.curvature.taps import Chunk, Parts
+from flatgauge.layers import Layer
+
+#: Gradients of layers with fewer output units than this are computed for several columns at
+#: once: larger products are faster, until their result is too large for the cache.
+_FEW_UNITS, _STACKED = 64, 9
+
+
+class Gather(ABC):
+    """Hears columns at a layer's output, and what they become at its input.
+
+    Attributes:
+        reads_back: Whether it wants to hear columns at the layer's input.
+
+    Args:
+        chunk: The chunk that is swept.
+        layer: The layer.
+        weight: Its weight.
+        activations: How many numbers go in and come out for one sample.
+    """
+
+    def __init__(self, chunk: Chunk, layer: Layer, weight: Tensor, activations: int) -> None:
+        self.chunk, self.layer = chunk, layer
+        self.reads_back = False
+
+    @abstractmethod
+    def open(self, inputs: Tensor, outputs: Tensor) -> None:
+        """Take what goes in and what comes out, without bias (n, folds, ...)."""
+
+    @abstractmethod
+    def hear(self, column: Tensor) -> None:
+        """A column at the output (n, folds, ...)."""
+
+    def hear_back(self, column: Tensor) -> None:
+        """The same column at the input (n, folds, ...)."""
+
+    @abstractmethod
+    def take(self) -> Parts:
+        """Every sample's parts from the columns since the last time, but for the diagonal."""
+
+    @abstractmethod
+    def diagonal(self) -> Tensor | None:
+        """The diagonal (groups, out, in, taps), summed over samples and all columns so far."""
+
+
+class Rows(Gather):
+    """Linear layers with one position per sample: s² and (Wᵀs)² first, products at the end."""
+
+    def __init__(self, chunk: Chunk, layer: Layer, weight: Tensor, activations: int) -> None:
+        super().__init__(chunk, layer, weight, activations)
+        self.reads_back = bool({"outgoing", "relative"} & chunk.wanted)
+        self._s2: Tensor | None = None  # Σ λ s²
+        self._t2: Tensor | None = None  # Σ λ (Wᵀs)²
+        self._all_s2: Tensor | None = None
+
+    def open(self, inputs: Tensor, outputs: Tensor) -> None:
+        """Keep a² and Wa."""
+        inputs = inputs.reshape(self.chunk.samples, -1)
+        self._squares = inputs * inputs  # (n, in)
+        self._outputs = outputs.reshape(self.chunk.samples, -1)  # (n, out)
+
+    def hear(self, column: Tensor) -> None:
+        """Add λ s²."""
+        self._s2 = self.chunk.squared(column.reshape(self._outputs.shape), self._s2, self.chunk.sign)
+
+    def hear_back(self, column: Tensor) -> None:
+        """Add λ (Wᵀs)²."""
+        self._t2 = self.chunk.squared(column.reshape(self._squares.shape), self._t2, self.chunk.sign)
+
+    def take(self) -> Parts:
+        """‖a‖² Σs², s² (Wa)², a² (Wᵀs)² and ‖a‖² Σ(Wᵀs)²."""
+        wanted, parts = self.chunk.wanted, Parts()
+        s2 = torch.zeros_like(self._outputs) if self._s2 is None else self._s2
+        norms = self._squares.sum(1)
+        if "trace" in wanted:
+            parts.trace = norms * s2.sum(1)
+        if "incoming" in wanted:
+            parts.incoming = (s2 * self._outputs).mul_(self._outputs)
+        if {"outgoing", "relative"} & wanted:
+            t2 = torch.zeros_like(self._squares) if self._t2 is None else self._t2
+            if "relative" in wanted:
+                parts.relative = norms * t2.sum(1)
+            if "outgoing" in wanted:
+                parts.outgoing = t2.mul_(self._squares)
+        if "diagonal" in wanted:
+            self._all_s2 = s2 if self._all_s2 is None else self._all_s2.add_(s2)
+        self._s2 = self._t2 = None
+        return parts
+
+    def diagonal(self) -> Tensor | None:
+        """(Σ s²)ᵀ a²."""
+        if self._all_s2 is None:
+            return None
+        return (self._all_s2.T @ self._squares)[None, :, :, None]
+
+
+class Positions(Gather):
+    """Layers with many positions per sample: sums over positions before squaring.
+
+    Forms of units are sums of W ⊙ G over what enters or leaves; where G is larger than the
+    activations, or not asked for, they are summed over positions of s · Wa and a · Wᵀs instead.
+    """
+
+    def __init__(self, chunk: Chunk, layer: Layer, weight: Tensor, activations: int) -> None:
+        super().__init__(chunk, layer, weight, activations)
+        self._weight = layer.canonical(weight)
+        self._kernel = tuple(weight.shape[2:])
+        self._pending: list[tuple[Tensor, Tensor | None]] = []
+        self._by_gradient = bool({"trace", "diagonal", "relative"} & chunk.wanted)
+        self._forms_by_gradient = self._by_gradient and weight.numel() <= activations
+        groups, out, inner, _ = self._weight.shape
+        self._single_input = inner == 1
+        self.reads_back = "outgoing" in chunk.wanted and not (
+            self._forms_by_gradient or self._single_input
+        )
+        n, zeros = chunk.samples, weight.new_zeros
+        self._incoming, self._outgoing = zeros(n, groups * out), zeros(n, groups * inner)
+        self._relative = zeros(n)
+        self._squares: Tensor | None = None
+        self._taken: Tensor | None = None
+        rows = self._weight.flatten(2)
+        self._products = rows @ rows.mT  # W Wᵀ, (groups, out, out)
+
+    def open(self, inputs: Tensor, outputs: Tensor) -> None:
+        """Keep both, and what every position sees."""
+        self._inputs, self._outputs = inputs, outputs
+        if self._by_gradient:
+            transposed = self.layer.kind == "transposed"
+            self._seen = self._flat(inputs) if transposed else self._patched(inputs)
+
+    def hear(self, column: Tensor) -> None:
+        """Sum s · Wa over positions, and put the column by for its gradient."""
+        wanted = self.chunk.wanted
+        alone = self._single_input and "outgoing" in wanted
+        if not self._forms_by_gradient and ("incoming" in wanted or alone):
+            forms = self._summed(column * self._outputs)
+            self.chunk.squared(forms, self._incoming, self.chunk.sign)
+            if alone:  # All that enters a group's units leaves its one input.
+                leaving = forms.unflatten(1, (self.layer.groups, -1)).sum(2)
+                self.chunk.squared(leaving, self._outgoing, self.chunk.sign)
+        if self._by_gradient:
+            self._pending.append((column, self.chunk.sign))
+            few = self._weight.shape[1] < _FEW_UNITS
+            if len(self._pending) >= (_STACKED if few else 1):
+                self._use_gradients()
+
+    def hear_back(self, column: Tensor) -> None:
+        """Sum a · Wᵀs over positions."""
+        forms = self._summed(column * self._inputs)
+        self.chunk.squared(forms, self._outgoing, self.chunk.sign)
+
+    def take(self) -> Parts:
+        """The sums over columns of squares of the sums over positions."""
+        self._use_gradients()
+        wanted, parts = self.chunk.wanted, Parts()
+        if self._by_gradient:
+            squares = self._squares
+            if squares is None:
+                squares = self._weight.new_zeros(self.chunk.samples, *self._weight.shape)
+            if "trace" in wanted:
+                parts.trace = squares.flatten(1).sum(1)
+            self._taken = squares if self._taken is None else self._taken.add_(squares)
+            self._squares = None
+        for name in ("incoming", "outgoing", "relative"):
+            if name in wanted:
+                gathered = getattr(self, f"_{name}")
+                setattr(parts, name, gathered.clone())
+                gathered.zero_()
+        return parts
+
+    def diagonal(self) -> Tensor | None:
+        """The squares of G, summed."""
+        if "diagonal" not in self.chunk.wanted or self._taken is None:
+            return None
+        return self._taken.sum(0)
+
+    def gradients(self, columns: Tensor) -> Tensor:
+        """The weight's gradient by every sample and column.
+
+        Args:
+            columns: Columns at the output (n, c, folds, ...).
+
+        Returns:
+            The gradients (n, groups, c, out, in, taps).
+        """
+        count, layer = columns.shape[1], self.layer
+        _, out, inner, taps = self._weight.shape
+        merged = columns.flatten(0, 1)  # (n * c, folds, ...)
+        if layer.kind == "transposed":
+            cut = self._patched(merged).unflatten(0, (-1, count)).transpose(1, 2)
+            found = cut.flatten(2, 3) @ self._seen.mT  # (n, groups, c * out * taps, in)
+            return found.unflatten(2, (count, out, taps)).transpose(4, 5)
+        flat = self._flat(merged).unflatten(0, (-1, count)).transpose(1, 2)
+        found = flat.flatten(2, 3) @ self._seen.mT  # (n, groups, c * out, in * taps)
+        return found.unflatten(2, (count, out)).unflatten(4, (inner, taps))
+
+    def _use_gradients(self) -> None:
+        """Turn the columns that were put by into squares and forms."""
+        if not self._pending:
+            return
+        signs = [sign for _, sign in self._pending]
+        found = self.gradients(torch.stack([column for column, _ in self._pending], dim=1))
+        self._pending.clear()
+        wanted, layer = self.chunk.wanted, self.layer
+        for index, sign in enumerate(signs):
+            gradient = found[:, :, index]  # (n, groups, out, in, taps)
+            self._squares = self.chunk.squared(gradient, self._squares, sign)
+            if "relative" in wanted:
+                rows = gradient.flatten(3)
+                values = (self._products @ rows).mul_(rows).flatten(1).sum(1)
+                self._relative += values if sign is None else values * sign
+        if self._forms_by_gradient and {"incoming", "outgoing"} & wanted:
+            forms = (found * self._weight[:, None]).transpose(1, 2)  # (n, c, groups, ...)
+            entering, leaving = layer.incoming(forms), layer.outgoing(forms)
+            for index, sign in enumerate(signs):
+                self.chunk.squared(entering[:, index], self._incoming, sign)
+                self.chunk.squared(leaving[:, index], self._outgoing, sign)
+
+    def _summed(self, values: Tensor) -> Tensor:
+        """Sum (n, folds, ...) over everything but samples and units."""
+        units = -1 if self.layer.kind == "linear" else 2
+        return values.movedim(units, 1).flatten(2).sum(2)
+
+    def _flat(self, tensor: Tensor) -> Tensor:
+        """Units and positions (n, groups, units / groups, positions) of a tensor."""
+        units = -1 if self.layer.kind == "linear" else 2
+        return tensor.movedim(units, 1).flatten(2).unflatten(1, (self.layer.groups, -1))
+
+    def _patched(self, images: Tensor) -> Tensor:
+        """What every position sees (n, groups, units / groups * taps, positions)."""
+        layer = self.layer
+        padded = any(side for pair in layer.padding for side in pair)
+        if layer.kind == "linear" or not padded and {*self._kernel, *layer.stride} == {1}:
+            return self._flat(images)
+        n, folds = images.shape[:2]
+        cut = patches(
+            images.flatten(0, 1), self._kernel, layer.stride, layer.padding, layer.dilation
+        )  # (n * folds, units, taps, positions)
+        if folds > 1:
+            cut = cut.unflatten(0, (n, folds)).movedim(1, -2).flatten(-2)
+        return cut.unflatten(1, (layer.groups, -1)).flatten(2, 3)
