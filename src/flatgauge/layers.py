@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, fx
+from torch.nn import functional as F
 
 from flatgauge.graph import ModelGraph, arguments_of, op_name, shape_of, source_line
 
@@ -75,6 +76,22 @@ class Layer:
         if self.kind == "transposed":
             values = values.transpose(1, 2)
         return values.reshape(self.shape)
+
+    def contract(self, activations: Tensor, weights: Tensor) -> Tensor:
+        """Contract activations with weights of the parameter's shape; no bias is added.
+
+        Args:
+            activations: As the layer reads them, with samples in front.
+            weights: The weights.
+
+        Returns:
+            What the layer gives.
+        """
+        if self.kind == "linear":
+            return F.linear(activations, weights.permute(self.out_axis, self.in_axis))
+        given = arguments_of(self.node) | {"input": activations, "weight": weights, "bias": None}
+        result: Tensor = self.node.target(*given.values())  # type: ignore[operator]
+        return result
 
     def incoming(self, values: Tensor) -> Tensor:
         """Sum an array (..., groups, out, in, taps) over what enters every output unit."""

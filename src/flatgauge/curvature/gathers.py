@@ -139,8 +139,12 @@ class Positions(Gather):
         """Keep both, and what every position sees."""
         self._inputs, self._outputs = inputs, outputs
         if self._by_gradient:
-            transposed = self.layer.kind == "transposed"
-            self._seen = self._flat(inputs) if transposed else self._patched(inputs)
+            self.see(inputs)
+
+    def see(self, inputs: Tensor) -> None:
+        """Take from the inputs (n, folds, ...) what gradients are computed from."""
+        transposed = self.layer.kind == "transposed"
+        self._seen = self._flat(inputs) if transposed else self._patched(inputs)
 
     def hear(self, column: Tensor) -> None:
         """Sum s · Wa over positions, and put the column by for its gradient."""

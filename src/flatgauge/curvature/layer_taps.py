@@ -37,19 +37,19 @@ class LayerTap(Tap):
         self._biases = None
         if bias is not None and layer.bias is not None:
             self._biases = VectorGather(chunk, layer.bias, bias)
-        self._gather = gather
+        self.gather = gather
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Tensor:
         """Compute the contraction."""
         given = list(arguments)
         activation = given[self.layer.position]
-        if self._gather is not None and self._gather.reads_back:
+        if self.gather is not None and self.gather.reads_back:
             activation = self.chunk.started(activation.view_as(activation))
             activation.register_hook(self._hear_back)
             given[self.layer.position] = activation
         output = self.node.target(*given, **keywords)  # type: ignore[operator]
-        if self._gather is not None:
-            self._gather.open(
+        if self.gather is not None:
+            self.gather.open(
                 self._input_axis.first(activation.detach(), self.chunk.samples),
                 self.first(output.detach() - self._added(given)),
             )
@@ -57,13 +57,13 @@ class LayerTap(Tap):
 
     def take(self) -> dict[str, Parts]:
         """The parts of weight and bias gathered since the last time."""
-        parts = {} if self._gather is None else {self.layer.name: self._gather.take()}
+        parts = {} if self.gather is None else {self.layer.name: self.gather.take()}
         return parts | (self._biases.take() if self._biases else {})
 
     def diagonals(self) -> dict[str, Tensor]:
         """The diagonals of weight and bias."""
         found = self._biases.diagonal() if self._biases else {}
-        diagonal = None if self._gather is None else self._gather.diagonal()
+        diagonal = None if self.gather is None else self.gather.diagonal()
         if diagonal is not None:
             found[self.layer.name] = self.layer.original(diagonal)
         return found
@@ -85,10 +85,10 @@ class LayerTap(Tap):
         if self._biases is not None:
             units = -1 if self.layer.kind == "linear" else 2
             self._biases.add(column.movedim(units, 1).flatten(2).sum(2))
-        if self._gather is not None:
-            self._gather.hear(column)
+        if self.gather is not None:
+            self.gather.hear(column)
 
     def _hear_back(self, column: Tensor) -> None:
         """The same column, passed on to the layer's input."""
-        if self._gather is not None:
-            self._gather.hear_back(self._input_axis.first(column, self.chunk.samples))
+        if self.gather is not None:
+            self.gather.hear_back(self._input_axis.first(column, self.chunk.samples))

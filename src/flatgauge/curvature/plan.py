@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor, fx
 
 from flatgauge.curvature.degree import linearity
+from flatgauge.curvature.factors import KeptColumns
 from flatgauge.curvature.gathers import Gather, Positions, Rows
 from flatgauge.curvature.layer_taps import LayerTap
 from flatgauge.curvature.parameter_taps import BATCH_NORMS, BatchNormTap, PointTap, chain_from, link
@@ -91,7 +92,7 @@ class Plan:
 
     def activations_per_sample(self) -> int:
         """How many numbers the graph computes from one sample."""
-        return sum(self._size(node) for node in self.graph.nodes if op_name(node))
+        return sum(self.numbers(node) for node in self.graph.nodes if op_name(node))
 
     def numbers_per_sample(self) -> int:
         """How many numbers a sweep holds for one sample: activations, patches, gradients."""
@@ -99,15 +100,19 @@ class Plan:
         for layer in self.layers.values():
             shape = layer.shape
             if layer.kind != "linear":
-                numbers += math.prod(shape[2:]) * self._size(layer.input)
+                numbers += math.prod(shape[2:]) * self.numbers(layer.input)
             if self._has_positions(layer):
                 numbers += 3 * math.prod(shape)
         return numbers
 
-    def _size(self, node: fx.Node) -> int:
+    def numbers(self, node: fx.Node) -> int:
         """How many numbers a node gives for one sample."""
         shape = shape_of(node)
         return math.prod(self.graph.sizes(node, 2)) // 2 if shape else 0
+
+    def outputs_per_sample(self) -> int:
+        """How many outputs the loss is taken of."""
+        return self.numbers(self.logits)
 
     def _axis(self, node: fx.Node) -> SampleAxis:
         axis = self.graph.sample_axis(node)
@@ -116,12 +121,14 @@ class Plan:
 
     def _gather(self, chunk: Chunk, layer: Layer, weight: Tensor) -> Gather:
         """What gathers a layer's curvature."""
+        if "columns" in chunk.wanted:
+            return KeptColumns(chunk, layer, weight, 0)
         kind = Positions if self._has_positions(layer) else Rows
-        return kind(chunk, layer, weight, self._size(layer.input) + self._size(layer.node))
+        return kind(chunk, layer, weight, self.numbers(layer.input) + self.numbers(layer.node))
 
     def _has_positions(self, layer: Layer) -> bool:
         """Whether a layer is applied more than once to every sample."""
-        return layer.kind != "linear" or self._size(layer.node) > layer.shape[layer.out_axis]
+        return layer.kind != "linear" or self.numbers(layer.node) > layer.shape[layer.out_axis]
 
     def _batch_norm(self, chunk: Chunk, node: fx.Node, names: list[str]) -> Tap:
         parameters = {node: name for name, node in self.graph.parameters.items()}

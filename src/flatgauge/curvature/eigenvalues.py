@@ -1,0 +1,147 @@
+"""The largest eigenvalue of every layer's block."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from torch import Generator, Tensor
+
+from flatgauge.curvature.factors import Kept, KeptColumns, LayerBlock, SubBlock, keeps_gradients
+from flatgauge.curvature.layer_taps import LayerTap
+from flatgauge.curvature.operator import Operator
+from flatgauge.curvature.sweep import MOST_COLUMNS, Sweeper
+from flatgauge.estimators import top_eigenvalues
+from flatgauge.estimators.eigen import Eigenpairs
+from flatgauge.surface import LossSurface
+
+#: What share of the memory budget columns may take.
+_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class TopEigenvalue:
+    """The largest eigenvalue of a block.
+
+    Attributes:
+        value: The eigenvalue.
+        bound: How far the solver may be off.
+        residual: The length of Hv − value · v.
+        converged: Whether the solver met its tolerance.
+        products: Products with the block that were spent.
+        data_stderr: How far other samples of the same kind would move it; None if not known.
+        samples: Every sample's share (N,): their mean is the value; None if not known.
+    """
+
+    value: float
+    bound: float
+    residual: float
+    converged: bool
+    products: int
+    data_stderr: float | None
+    samples: Tensor | None
+
+
+def block_eigenvalues(
+    surface: LossSurface,
+    names: Sequence[str],
+    *,
+    tolerance: float,
+    max_matvecs: int,
+    generator: Generator,
+) -> dict[str, TopEigenvalue]:
+    """The largest eigenvalue of some layers' blocks.
+
+    Lanczos, on what one sweep keeps of every layer; layers are taken in groups that fit the
+    memory budget. Where a layer cannot be swept, or does not fit, on products with the Hessian.
+
+    Args:
+        surface: Where to measure.
+        names: The layers.
+        tolerance: Bound on the error, relative to the value, at which to stop.
+        max_matvecs: Most products to spend on a layer.
+        generator: Source of randomness for the start vectors.
+
+    Returns:
+        By layer.
+    """
+    sweeper = surface.recall(("sweeper", ""), lambda: Sweeper(surface))
+    found: dict[str, TopEigenvalue] = {}
+
+    def solve(name: str, operator: Operator) -> None:
+        pairs = top_eigenvalues(
+            operator, tolerance=tolerance, max_matvecs=max_matvecs, generator=generator
+        )
+        found[name] = _finished(pairs, operator, surface)
+
+    groups, rest = _grouped(sweeper, names)
+    for group in groups:
+        for name, block in _blocks(sweeper, group):
+            solve(name, block)
+    for name in rest:
+        solve(name, SubBlock(surface, (name,)))
+    return {name: found[name] for name in names}
+
+
+def _grouped(sweeper: Sweeper, names: Sequence[str]) -> tuple[list[list[str]], list[str]]:
+    """Layers that are swept together, and those that cannot be swept."""
+    surface, plan = sweeper.surface, sweeper.plan
+    room = _SHARE * surface.memory
+    columns = plan.outputs_per_sample()
+    groups: list[list[str]] = [[]]
+    rest, used = [], 0.0
+    for name in reversed(list(names)):
+        layer = plan.layers[name]
+        outputs = plan.numbers(layer.node)
+        weights = math.prod(layer.shape)
+        each = columns * outputs + plan.numbers(layer.input)
+        if keeps_gradients(layer, outputs):
+            each = columns * weights
+        needed = each * surface.dtype.itemsize * surface.samples
+        if name not in plan.exact or columns > MOST_COLUMNS + 1 or needed > room:
+            rest.append(name)
+            continue
+        if used + needed > room:
+            groups.append([])
+            used = 0.0
+        groups[-1].append(name)
+        used += needed
+    return [group for group in groups if group], rest
+
+
+def _blocks(sweeper: Sweeper, names: Sequence[str]) -> Iterator[tuple[str, LayerBlock]]:
+    """Sweep once and keep what the blocks of some layers are made of."""
+    kept: dict[str, list[Kept]] = {name: [] for name in names}
+    wanted = frozenset({"columns"})
+    passes = sweeper.passes(frozenset(names), wanted, all_columns=True, generator=None)
+    for chunk in passes:
+        for column in chunk.columns:
+            chunk.pass_back(column)
+        for tap in chunk.taps:
+            if isinstance(tap, LayerTap) and isinstance(tap.gather, KeptColumns):
+                kept[tap.layer.name].append(tap.gather.kept())
+    surface = sweeper.surface
+    for name in names:
+        parts = kept.pop(name)
+        yield name, LayerBlock(sweeper.plan.layers[name], parts, surface, surface.weight_decay)
+
+
+def _finished(pairs: Eigenpairs, operator: Operator, surface: LossSurface) -> TopEigenvalue:
+    """The eigenvalue with every sample's share in it."""
+    samples = data_stderr = None
+    if isinstance(operator, LayerBlock):
+        shares = operator.shares(pairs.vectors[:, 0].to(operator.dtype))
+        count = surface.objective.count
+        samples = shares * (len(shares) / count) + surface.weight_decay
+        if len(samples) > 1:
+            data_stderr = float(samples.std() / math.sqrt(len(samples)))
+    return TopEigenvalue(
+        float(pairs.values[0]),
+        float(pairs.bounds[0]),
+        float(pairs.residuals[0]),
+        pairs.converged,
+        pairs.matvecs,
+        data_stderr,
+        samples,
+    )

@@ -1,0 +1,178 @@
+"""Blocks as operators: a layer's curvature, multiplied by vectors from what a sweep has kept."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from flatgauge.curvature.gathers import Gather, Positions
+from flatgauge.curvature.operator import Operator
+from flatgauge.curvature.taps import Chunk, Parts
+from flatgauge.layers import Layer
+from flatgauge.surface import LossSurface
+
+
+class KeptColumns(Gather):
+    """Keeps a layer's inputs and the columns at its output, or the gradients they make.
+
+    Gradients are kept where that takes no more memory: products with them are far cheaper.
+
+    Args:
+        chunk: The chunk that is swept.
+        layer: The layer.
+        weight: Its weight.
+        activations: How many numbers go in and come out for one sample.
+    """
+
+    def __init__(self, chunk: Chunk, layer: Layer, weight: Tensor, activations: int) -> None:
+        super().__init__(chunk, layer, weight, activations)
+        self._columns: list[Tensor] = []
+        self._signs: list[Tensor] = []
+        self._weight = weight
+
+    def open(self, inputs: Tensor, outputs: Tensor) -> None:
+        """Keep the inputs."""
+        self._inputs = inputs
+        self._size = outputs[0].numel()
+
+    def hear(self, column: Tensor) -> None:
+        """Keep the column."""
+        self._columns.append(column)
+        sign = self.chunk.sign
+        self._signs.append(column.new_ones(len(column)) if sign is None else sign)
+
+    def take(self) -> Parts:
+        """Nothing: what is kept is asked for by `kept`."""
+        return Parts()
+
+    def diagonal(self) -> Tensor | None:
+        """Nothing."""
+        return None
+
+    def kept(self) -> Kept:
+        """What was kept of this chunk."""
+        columns = torch.stack(self._columns, dim=1)  # (n, c, folds, ...)
+        signs = torch.stack(self._signs, dim=1)
+        if keeps_gradients(self.layer, self._size):
+            gradients = Positions(self.chunk, self.layer, self._weight, 0)
+            gradients.see(self._inputs)
+            found = gradients.gradients(columns).transpose(1, 2)  # (n, c, groups, ...)
+            rows = torch.stack([self.layer.original(row) for row in found.flatten(0, 1)])
+            return Kept(None, rows.reshape(*signs.shape, -1), signs)
+        return Kept(self._inputs, columns, signs)
+
+
+class Kept:
+    """One chunk of what a block's products are made of.
+
+    Attributes:
+        inputs: The layer's inputs (n, folds, ...); None if gradients are kept.
+        columns: Columns at its output (n, c, folds, ...), or gradients (n, c, weights).
+        signs: Of the columns (n, c).
+    """
+
+    def __init__(self, inputs: Tensor | None, columns: Tensor, signs: Tensor) -> None:
+        self.inputs, self.columns, self.signs = inputs, columns, signs
+
+
+def keeps_gradients(layer: Layer, outputs: int) -> bool:
+    """Whether gradients take no more memory than columns at the output.
+
+    Args:
+        layer: The layer.
+        outputs: How many numbers it gives for one sample.
+    """
+    units = layer.shape[layer.out_axis] * (layer.groups if layer.kind == "transposed" else 1)
+    weights = torch.Size(layer.shape).numel()
+    return outputs > units and weights <= 2 * outputs
+
+
+class LayerBlock(Operator):
+    """The block of one layer, from what was kept of every chunk.
+
+    Args:
+        layer: The layer.
+        kept: What was kept.
+        surface: The surface it belongs to.
+        decay: What weight decay adds to the diagonal.
+    """
+
+    def __init__(self, layer: Layer, kept: list[Kept], surface: LossSurface, decay: float) -> None:
+        size = torch.Size(layer.shape).numel()
+        super().__init__(size, surface.dtype, surface.device)
+        self._layer, self._kept, self._decay = layer, kept, decay
+        self._count = surface.objective.count
+
+    def __matmul__(self, vectors: Tensor) -> Tensor:
+        columns = vectors.reshape(self.shape[0], -1).T
+        products = torch.stack([self._product(column) for column in columns], dim=1)
+        return products.reshape(vectors.shape) / self._count + self._decay * vectors
+
+    def shares(self, vector: Tensor) -> Tensor:
+        """Every sample's share in vᵀ H v, not yet divided by anything (N,)."""
+        parts = []
+        for kept in self._kept:
+            forms = self._forms(kept, vector)
+            parts.append((forms.square() * kept.signs).sum(1, dtype=torch.float64))
+        return torch.cat(parts)
+
+    def _product(self, vector: Tensor) -> Tensor:
+        total = torch.zeros_like(vector)
+        for kept in self._kept:
+            if kept.inputs is None:
+                forms = self._forms(kept, vector) * kept.signs
+                total += kept.columns.flatten(0, 1).T @ forms.flatten()
+            else:
+                total += self._by_contraction(kept, vector)
+        return total
+
+    def _forms(self, kept: Kept, vector: Tensor) -> Tensor:
+        """Every column's derivative along a vector (n, c)."""
+        if kept.inputs is None:
+            return (kept.columns.flatten(0, 1) @ vector).view_as(kept.signs)
+        images = self._layer.contract(kept.inputs.flatten(0, 1), vector.view(self._layer.shape))
+        rows = images.reshape(len(kept.signs), -1, 1)
+        return (kept.columns.flatten(2) @ rows)[..., 0]
+
+    def _by_contraction(self, kept: Kept, vector: Tensor) -> Tensor:
+        """Run the layer with the vector as its weight, and differentiate by it."""
+        assert kept.inputs is not None
+        with torch.enable_grad():
+            weight = vector.view(self._layer.shape).detach().requires_grad_()
+            images = self._layer.contract(kept.inputs.flatten(0, 1), weight)
+        rows = images.detach().reshape(len(kept.signs), -1, 1)
+        columns = kept.columns.flatten(2)
+        forms = (columns @ rows)[..., 0] * kept.signs
+        mixed = (forms[:, None] @ columns).reshape(images.shape)
+        (found,) = torch.autograd.grad(images, weight, mixed)
+        return found.flatten()
+
+
+class SubBlock(Operator):
+    """The Hessian's block of some parameters, by products with the whole Hessian.
+
+    Args:
+        surface: The surface.
+        names: The parameters.
+    """
+
+    def __init__(self, surface: LossSurface, names: tuple[str, ...]) -> None:
+        shapes = {name: value.shape for name, value in surface.params.items()}
+        size = sum(shapes[name].numel() for name in names)
+        super().__init__(size, surface.dtype, surface.device)
+        self._surface, self._names, self._shapes = surface, names, shapes
+
+    def __matmul__(self, vectors: Tensor) -> Tensor:
+        columns = vectors.reshape(self.shape[0], -1)
+        sizes = [self._shapes[name].numel() for name in self._names]
+        parts = dict(zip(self._names, columns.split(sizes), strict=True))
+        whole = torch.cat(
+            [
+                parts.get(name, columns.new_zeros(shape.numel(), columns.shape[1]))
+                for name, shape in self._shapes.items()
+            ]
+        )
+        product = self._surface.split(self._surface.hvp(whole))
+        found = [product[name].reshape(-1, columns.shape[1]) for name in self._names]
+        return torch.cat(found).reshape(vectors.shape)
+
