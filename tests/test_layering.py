@@ -14,12 +14,14 @@ ROOT = Path(flatgauge.__file__).parent
 
 #: From the ground up; a module may import only from lines above its own, or from its own unit.
 LAYERS = [
-    ["nested", "precision", "layout", "isolation", "memory", "losses", "products"],
+    ["arguments", "nested", "precision", "layout", "isolation", "memory", "losses", "products"],
     ["estimators", "user_code", "weights"],
     ["batch", "datasets", "functionals"],
     ["batches"],
-    ["subject", "denominators"],
+    ["subject", "telling"],
+    ["denominators"],
     ["objective"],
+    ["trials"],
     ["second_order"],
     ["surface"],
     ["curvature", "examples"],
