@@ -129,6 +129,14 @@ def test_a_denominator_that_is_no_function():
         LossSurface(net(), lambda o, t: o.mean(), (X, X), denominator=3)
 
 
+@pytest.mark.parametrize("loss", ["cross_entropy", lambda o, t: F.cross_entropy(o, t.long())])
+def test_labels_of_one_byte_are_never_taken_for_ignored(loss):
+    labels = (torch.arange(600) % 160).to(torch.uint8)  # 156 is -100 in one byte
+    surface = LossSurface(net(160), loss, (X, labels), chunk=90)
+    expected = F.cross_entropy(net(160)(X), labels.long()).item()
+    assert surface.value() == pytest.approx(expected, rel=1e-12)
+
+
 # -- batches that cannot be split --------------------------------------------------------------
 
 

@@ -249,7 +249,7 @@ def _check_unambiguous(loss: Loss, tallies: dict[str, list[float]]) -> None:
                 f"the loss {loss.name!r} may be a mean over {first} as well as over {name}: both "
                 "fit every batch, but they weigh batches of different kinds differently. Say which "
                 "with `denominator=len` (samples), `denominator=lambda t: (t != -100).sum()` "
-                "(labels) or `denominator=torch.numel` (numbers)."
+                "(labels; `t[:, 1:]` for next tokens) or `denominator=torch.numel` (numbers)."
             )
 
 

@@ -16,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 #: One thread at a time. One lock for all models, as much of what is set and put back (random
 #: states, attention kernels) belongs to the process.
-_ALONE = threading.RLock()
+ALONE = threading.RLock()
 
 
 @contextmanager
@@ -37,7 +37,7 @@ def isolated(model: nn.Module, device: torch.device) -> Iterator[None]:
     Yields:
         Nothing.
     """
-    with _ALONE, ExitStack() as stack:
+    with ALONE, ExitStack() as stack:
         restore = _snapshot(model)
         try:
             stack.enter_context(preserved_randomness(device))

@@ -126,6 +126,7 @@ def _label_count(target: Tensor, weight: Tensor | None, ignore_index: int) -> fl
     """The denominator that torch uses for class labels or class probabilities."""
     if target.is_floating_point():
         return target.numel() / target.shape[1]
+    target = target.long()  # Compared with -100, torch takes a uint8 of 156 for it.
     kept = target[target != ignore_index]
     if weight is None:
         return float(kept.numel())

@@ -19,7 +19,7 @@ from flatgauge.arguments import (
     finite_loss,
 )
 from flatgauge.batches import Batches
-from flatgauge.isolation import isolated
+from flatgauge.isolation import ALONE, isolated
 from flatgauge.layout import Layout
 from flatgauge.losses import Loss, resolve_loss
 from flatgauge.memory import available, parse_bytes
@@ -95,7 +95,7 @@ class LossSurface:
         check_order(model, loss, data)
         check_options(chunk, dtype, weight_decay)
         self._loss: Loss = resolve_loss(loss, denominator)
-        with torch.inference_mode(False):
+        with ALONE, torch.inference_mode(False):
             self._subject = Subject(model, dtype)
             self.memory = available(self.device) // 2 if memory == "auto" else parse_bytes(memory)
             self._batches = Batches(data, room=self.memory // 4, check=check_data)

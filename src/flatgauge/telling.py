@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
+import torch
 from torch import Tensor
 
 from flatgauge.batch import Batch, join
@@ -28,8 +29,23 @@ def labels_of(batch: Batch) -> Tensor | None:
     return target.detach().cpu().reshape(batch.samples, -1)
 
 
+def distinct(labels: Tensor) -> set[int]:
+    """The values that occur, in little memory: masks of images have many labels."""
+    found: set[int] = set()
+    for block in torch.split(labels.reshape(-1), 2**20):
+        values = block.long()
+        low = int(values.min())
+        if int(values.max()) - low < 2**16:  # Faster than sorting, which `unique` does.
+            found |= {low + i for i in torch.bincount(values - low).nonzero().flatten().tolist()}
+        else:
+            found |= set(values.tolist())
+    return found
+
+
 def kept(labels: Tensor) -> Tensor:
     """How many labels of each sample are not ignored."""
+    if labels.dtype is torch.uint8:  # Compared with -100, torch takes 156 for it.
+        labels = labels.short()
     return (labels != IGNORED).reshape(len(labels), -1).sum(1).double()
 
 
@@ -79,12 +95,12 @@ class Choice:
 
     def _take_labels(self, batch: Batch, labels: Tensor) -> set[int]:
         taken = set()
-        for label in sorted(set(labels.flatten().tolist())):
+        for label in sorted(distinct(labels)):
             if label in self.seen or len(self._rows) >= _MOST:
                 continue
             index = int((labels == label).any(1).nonzero()[0])
             self._rows.append(batch.rows([index]).copy())
-            self.seen |= set(labels[index].tolist())
+            self.seen |= distinct(labels[index])
             taken.add(index)
         return taken
 
@@ -107,7 +123,7 @@ def telling_samples(batches: Batches) -> Choice | None:
 def all_shown(batch: Batch, choice: Choice) -> bool:
     """Whether a batch has only labels that the chosen samples show."""
     labels = labels_of(batch)
-    return labels is not None and set(labels.flatten().tolist()) <= choice.seen
+    return labels is not None and distinct(labels) <= choice.seen
 
 
 def twice(batch: Batch) -> Batch:
