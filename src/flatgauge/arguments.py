@@ -72,7 +72,7 @@ def check_finite(parts: dict[str, Tensor], what: str) -> None:
     if bad:
         names = ", ".join(f"`{name}`" for name in bad[:3]) + (", ..." if len(bad) > 3 else "")
         raise ValueError(
-            f"the {what} by {names} is nan or infinite where the loss is finite; look for a square "
+            f"the {what} by {names} is not finite, where the loss is; look for a square "
             "root, a norm or a logarithm at zero in model or loss, and keep it away from there "
             "(`torch.sqrt(x + 1e-12)`)."
         )

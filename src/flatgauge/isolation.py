@@ -112,13 +112,12 @@ def preserved_randomness(device: torch.device) -> Iterator[None]:
     """
     before = Randomness()
     mps_state = torch.mps.get_rng_state() if device.type == "mps" else None
-    indexed = device.type not in ("cpu", "mps")
     try:
-        with torch.random.fork_rng(
-            devices=[device.index or 0] if indexed else [],
-            device_type=device.type if indexed else "cuda",
-        ):
+        if device.type in ("cpu", "mps"):
             yield
+        else:
+            with torch.random.fork_rng([device.index or 0], device_type=device.type):
+                yield
     finally:
         before.restore()
         if mps_state is not None:

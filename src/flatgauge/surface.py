@@ -128,7 +128,7 @@ class LossSurface:
     @property
     def point(self) -> Tensor:
         """The trainable parameters' values now, as one flat vector."""
-        with isolated(self.model, self.device):
+        with ALONE, torch.inference_mode(False), torch.no_grad():
             self._follow()
             return self._layout.flat([leaf.detach() for leaf in self._subject.leaves])
 
