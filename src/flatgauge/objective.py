@@ -53,6 +53,7 @@ class Objective:
     The loss surface is the sum of `total` over `chunks`, divided by `count`.
 
     Attributes:
+        loss: What is summed.
         count: The denominator of the whole data set.
         notes: What was assumed about the loss.
         listener: Called with the number of samples of every chunk that was used.
@@ -66,7 +67,7 @@ class Objective:
         denominator: Callable[[Any], float] | None,
     ) -> None:
         self._subject = subject
-        self._loss = loss
+        self.loss = loss
         self._batches = batches
         self._bytes: tuple[float, float] | None = None
         self.listener: Callable[[int], None] | None = None
@@ -161,13 +162,13 @@ class Objective:
     def total_of(self, subject: Subject, leaves: Sequence[Tensor], chunk: Batch) -> Tensor:
         """The loss summed over a chunk, by another subject (the model in double precision)."""
         total = self._raw(subject, leaves, chunk)
-        return total if self._loss.count is not None else total * self._count_of(chunk)
+        return total if self.loss.count is not None else total * self._count_of(chunk)
 
     def _raw(self, subject: Subject, leaves: Sequence[Tensor], chunk: Batch) -> Tensor:
         """What the loss function itself returns: a total if its count is known, else a mean."""
-        output = subject(leaves, chunk, with_labels=self._loss.own)
-        self._loss.check(output, chunk.target)
-        return self._loss.total(output, chunk.target)
+        output = subject(leaves, chunk, with_labels=self.loss.own)
+        self.loss.check(output, chunk.target)
+        return self.loss.total(output, chunk.target)
 
     def _evaluated(self, subject: Subject, batch: Batch, *, gradient: bool = True) -> Tensor:
         """Loss and entries of the gradient of a small batch, as one vector."""
@@ -212,7 +213,7 @@ class Objective:
         with torch.no_grad():
             try:
                 output, warned = _watched(
-                    lambda: self._subject(self._subject.leaves, few, with_labels=self._loss.own)
+                    lambda: self._subject(self._subject.leaves, few, with_labels=self.loss.own)
                 )
             except Exception as error:
                 shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors(few.inputs))
@@ -222,7 +223,7 @@ class Objective:
                 ) from error
             if any("None of the inputs have requires_grad" in warning for warning in warned):
                 raise ValueError(REENTRANT)
-            self._loss.check(output, few.target)
+            self.loss.check(output, few.target)
 
 
 def _watched(action: Callable[[], Any]) -> tuple[Any, list[str]]:

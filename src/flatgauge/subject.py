@@ -105,15 +105,18 @@ class Subject:
             for name, value in self._others.items()
         }
         state |= zip(self.names, leaves, strict=True)
-        inputs = batch.inputs
-        arguments: tuple[Any, ...] = (inputs,)
-        keywords: dict[str, Any] = {}
-        if isinstance(inputs, Mapping):
-            arguments = ()
-            keywords = {k: v for k, v in inputs.items() if with_labels or k != batch.label_key}
-        elif isinstance(inputs, (tuple, list)):
-            arguments = tuple(inputs)
+        arguments, keywords = self.arguments(batch, with_labels=with_labels)
         return torch.func.functional_call(self.model, state, arguments, keywords)
+
+    @staticmethod
+    def arguments(batch: Batch, *, with_labels: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What the model is called with for a batch: positional and keyword arguments."""
+        inputs = batch.inputs
+        if isinstance(inputs, Mapping):
+            return (), {k: v for k, v in inputs.items() if with_labels or k != batch.label_key}
+        if isinstance(inputs, (tuple, list)):
+            return tuple(inputs), {}
+        return (inputs,), {}
 
     def holding(self, leaves: Sequence[Tensor], action: Callable[[], T]) -> T:
         """Do something while the model's trainable parameters have other values.
