@@ -47,3 +47,9 @@ def dense_hessian(case: Case) -> Tensor:
 def error(got: Tensor, expected: Tensor) -> float:
     """How far off a vector or matrix is, relative to its size."""
     return ((got - expected).norm() / expected.norm()).item()
+
+
+def directions(size: int, count: int = 3) -> Tensor:
+    """Random columns to multiply by."""
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(size, count, generator=generator, dtype=torch.float64)

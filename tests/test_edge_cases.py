@@ -61,6 +61,22 @@ def test_points_and_vectors_of_the_wrong_length_are_refused():
         surface.value(torch.ones(3))
 
 
+def test_points_and_vectors_may_be_numpy_arrays_but_not_lists():
+    surface = LossSurface(net(), "cross_entropy", (X, Y))
+    point = surface.point
+    assert surface.value(point.numpy()) == surface.value(point)
+    by_name = {name: part.numpy() for name, part in surface.params.items()}
+    assert surface.value(by_name) == surface.value(point)
+    assert torch.equal(surface.hvp(point.numpy()), surface.hvp(point))
+    for wrong in (point.tolist(), "here"):
+        with pytest.raises(TypeError, match=r"`point` is a \w+; give a tensor or a NumPy array"):
+            surface.value(wrong)
+        with pytest.raises(TypeError, match=r"`vectors` is a \w+; give a tensor or a NumPy array"):
+            surface.hvp(wrong)
+    with pytest.raises(ValueError, match=r"`vectors` is torch\.int64; give floating-point"):
+        surface.hvp(torch.ones(43).long())
+
+
 # -- the model --------------------------------------------------------------------------------
 
 
@@ -204,6 +220,86 @@ def test_a_model_without_layers_is_measured_all_the_same():
     surface = LossSurface(Scale(), "mse", (torch.tensor([[1.0], [3.0]]), torch.zeros(2, 1)))
     assert surface.hvp(torch.ones(1)).item() == pytest.approx(10.0)
     assert fg.measure(surface)["hessian_trace"].value == pytest.approx(10.0)
+
+
+def test_sparse_embeddings_have_dense_derivatives():
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        dense = nn.Sequential(nn.Embedding(7, 4), nn.Flatten(), nn.Linear(8, 3)).double()
+    sparse = nn.Sequential(nn.Embedding(7, 4, sparse=True), nn.Flatten(), nn.Linear(8, 3)).double()
+    sparse.load_state_dict(dense.state_dict())
+    ids = torch.arange(24).reshape(12, 2) % 7
+    surfaces = [LossSurface(model, "cross_entropy", (ids, Y)) for model in (dense, sparse)]
+    vector = torch.ones(surfaces[0].size).double()
+    assert torch.equal(surfaces[1].gradient(), surfaces[0].gradient())
+    torch.testing.assert_close(surfaces[1].hvp(vector), surfaces[0].hvp(vector))
+    assert sparse[0].sparse
+
+
+def test_a_sparse_gradient_inside_the_model_is_made_dense():
+    class Functional(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.table, self.head = nn.Parameter(torch.arange(21.0).reshape(7, 3)), nn.Linear(3, 3)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            return self.head(F.embedding(ids, self.table, sparse=True))
+
+    surface = LossSurface(Functional(), "cross_entropy", (torch.arange(12) % 7, Y))
+    assert torch.isfinite(surface.gradient()).all()
+    assert torch.isfinite(surface.hvp(torch.ones(surface.size))).all()
+
+
+def test_a_gradient_that_is_nan_for_late_samples_only():
+    class Norm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 3, bias=False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            hidden = self.linear(x)
+            return hidden / (1 + hidden.square().sum(1, keepdim=True).sqrt())
+
+    inputs = X.repeat(50, 1)
+    inputs[593] = 0.0
+    surface = LossSurface(Norm(), "cross_entropy", (inputs, Y.repeat(50)))
+    assert math.isfinite(surface.value())
+    with pytest.raises(ValueError, match=r"the gradient by `linear\.weight` is not finite"):
+        surface.gradient()
+    with pytest.raises(
+        ValueError, match=r"the second derivative by `linear\.weight` is not finite"
+    ):
+        surface.hvp(torch.ones(surface.size))
+
+
+def test_the_loss_elsewhere_may_be_infinite_but_is_never_nan():
+    def difference(output: Tensor, _: Tensor) -> Tensor:
+        return (output.exp() - (output + 1).exp()).mean()
+
+    surface = LossSurface(net(), difference, (X, Y))
+    far = torch.full((surface.size,), 1e4)
+    assert surface.value(far) == math.inf
+    assert surface.value_and_gradient(far)[0] == math.inf
+
+
+class Rounding(nn.Module):
+    """Rounds differently for one sample, in single precision: as kernels do in deep nets."""
+
+    def __init__(self, *, also_in_double: bool) -> None:
+        super().__init__()
+        self.net, self.also_in_double = net(), also_in_double
+
+    def forward(self, x: Tensor) -> Tensor:
+        rough = len(x) == 1 and (self.also_in_double or x.dtype is torch.float32)
+        return self.net(x) * (1.003 if rough else 1.0)
+
+
+def test_single_precision_nets_are_not_refused_for_their_rounding():
+    surface = LossSurface(Rounding(also_in_double=False), "cross_entropy", (X, Y))
+    assert surface.dtype is torch.float32
+    assert surface.value() == pytest.approx(F.cross_entropy(net()(X), Y).item(), rel=1e-5)
+    with pytest.raises(ValueError, match="no mean over its samples"):
+        LossSurface(Rounding(also_in_double=True), "cross_entropy", (X, Y))
 
 
 # -- points where something vanishes ----------------------------------------------------------

@@ -14,14 +14,16 @@ ROOT = Path(flatgauge.__file__).parent
 
 #: From the ground up; a module may import only from lines above its own, or from its own unit.
 LAYERS = [
-    ["nested", "precision", "layout", "isolation", "memory", "products", "graph"],
+    ["arguments", "nested", "precision", "layout", "isolation", "memory", "products", "graph"],
     ["output_curvature", "layers"],
     ["losses"],
     ["estimators", "user_code", "weights"],
     ["batch", "datasets", "functionals"],
     ["batches"],
-    ["subject", "denominators"],
+    ["subject", "telling"],
+    ["denominators"],
     ["objective"],
+    ["trials"],
     ["second_order"],
     ["surface"],
     ["curvature", "examples"],

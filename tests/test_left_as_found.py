@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import random
+import threading
 
 import numpy as np
 import pytest
@@ -115,10 +118,153 @@ def test_a_buffer_written_in_eval_mode_is_written_in_a_copy():
     assert model.calls == 0
 
 
-def test_gradients_work_under_no_grad_and_inference_mode():
-    case = build("mlp")
-    expected = dense_gradient(case)
-    with torch.no_grad():
-        assert error(case.surface().gradient(), expected) < 1e-10
+def test_everything_works_under_no_grad_and_inference_mode():
+    case = build("residual with batch-norm")
+    expected, hessian = dense_gradient(case), dense_hessian(case)
+    outside = case.surface()
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            inside = case.surface()
+            vector = torch.ones(inside.size).double()
+            for surface in (inside, outside):
+                assert error(surface.gradient(), expected) < 1e-10
+                assert error(surface.gradient(surface.point + 0), expected) < 1e-10
+                assert error(surface.hvp(vector), hessian @ vector) < 1e-10
+                assert surface.value(surface.point * 1) == pytest.approx(surface.value())
+        assert error(inside.hvp(vector), hessian @ vector) < 1e-10
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert error(case.surface().gradient(), expected) < 1e-10
+
+
+class Remembering(nn.Module):
+    """Keeps its last features and a count as attributes, as models for explanations do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.calls, self.features = nn.Linear(4, 3).double(), 0, None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.features = self.linear(x)
+        self.calls += 1
+        self.fresh = self.features
+        return self.features
+
+
+def test_attributes_set_in_the_forward_pass_are_put_back():
+    case, model = build("mlp"), Remembering()
+    everything(LossSurface(model, case.loss, (case.inputs, case.targets)))
+    assert (model.calls, model.features) == (0, None)
+    assert not hasattr(model, "fresh")
+
+
+@pytest.mark.parametrize("holder", [False, True])
+def test_ctrl_c_while_other_values_stand_in_for_the_parameters(holder, monkeypatch):
+    case = build("residual with batch-norm")
+    surface = case.surface()
+    before = {n: id(p) for n, p in [*case.model.named_parameters(), *case.model.named_buffers()]}
+
+    def interrupted(model, state, *_):
+        for name, value in state.items():  # As torch does, but never coming back.
+            path, _, last = name.rpartition(".")
+            module = model.get_submodule(path)
+            table = module._parameters if last in module._parameters else module._buffers
+            table[last] = value
+        raise KeyboardInterrupt
+
+    whole = torch.func.functional_call
+
+    def call(model, state, *rest):
+        inner = model is case.model
+        return (whole if holder == inner else interrupted)(model, state, *rest)
+
+    monkeypatch.setattr(torch.func, "functional_call", call)
+    with pytest.raises(KeyboardInterrupt):
+        surface.gradient()
+    after = {n: id(p) for n, p in [*case.model.named_parameters(), *case.model.named_buffers()]}
+    assert after == before
+
+
+def test_threads_may_measure_one_model_at_the_same_time():
+    case = build("residual with batch-norm")
+    model = used(case)
+    surfaces = [case.surface(chunk=2) for _ in range(2)]
+    point = surfaces[0].point
+    expected = {scale: case.surface().gradient(point * scale) for scale in (1.0, 1.5)}
+    before, wrong = everything_of(model), []
+
+    def work(surface: LossSurface, scale: float) -> None:
+        for _ in range(6):
+            try:
+                if error(surface.gradient(point * scale), expected[scale]) > 1e-10:
+                    wrong.append("gradient")
+                if not torch.equal(surface.point, point):
+                    wrong.append("point")
+            except Exception as problem:
+                wrong.append(repr(problem))
+
+    threads = [
+        threading.Thread(target=work, args=(surfaces[i % 2], 1 + 0.5 * (i % 2))) for i in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert_same(everything_of(model), before)
+
+
+def test_hooks_that_alter_gradients_are_no_part_of_the_surface():
+    case = build("residual with batch-norm")
+    expected, hessian = dense_gradient(case), dense_hessian(case)
+    calls = []
+
+    def doubling(module, inputs, outputs):
+        calls.append(1)
+        return tuple(None if part is None else 2 * part for part in inputs)
+
+    case.model.conv.register_full_backward_hook(doubling)
+    next(case.model.parameters()).register_hook(lambda gradient: 3 * gradient)
+    surface = case.surface()
+    vector = torch.ones(surface.size).double()
+    assert error(surface.gradient(), expected) < 1e-10
+    assert error(surface.hvp(vector), hessian @ vector) < 1e-10
+    assert calls == []
+    case.model(case.inputs).sum().backward()
+    assert calls == [1]
+
+
+def test_frozen_parameters_are_not_copied_at_every_call():
+    case = build("mlp")
+    case.model[0].requires_grad_(False)
+    surface, seen = case.surface(chunk=2), set()
+    handle = case.model[0].register_forward_hook(lambda module, *_: seen.add(id(module.weight)))
+    surface.value()
+    handle.remove()
+    assert len(seen) == 1
+
+
+def test_a_surface_can_be_copied_but_not_pickled():
+    case = build("mlp")
+    surface = case.surface()
+    vector = torch.ones(surface.size).double()
+    product = surface.hvp(vector)
+    twin = copy.deepcopy(surface)
+    assert twin.model is not case.model
+    assert torch.equal(twin.hvp(vector), product)
+    with torch.no_grad():
+        twin.model[0].weight.mul_(2)
+    assert not torch.equal(twin.hvp(vector), product)
+    assert torch.equal(surface.hvp(vector), product)
+    with pytest.raises(TypeError, match="holds functions and cannot be pickled"):
+        pickle.dumps(surface)
+
+
+def test_the_cached_gradient_is_not_handed_out():
+    surface = build("mlp").surface()
+    first = surface.gradient()
+    kept = first.clone()
+    first.zero_()
+    again = surface.gradient()
+    assert torch.equal(again, kept)
+    again.zero_()
+    assert torch.equal(surface.gradient(), kept)

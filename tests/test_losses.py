@@ -138,7 +138,7 @@ def test_a_contrastive_loss_is_refused():
         ("cross_entropy", None, "a NoneType as targets"),
         ("mse", NUMBERS[:, :1], r"\(4, 3\) with targets of shape \(4, 1\), which would be broad"),
         ("mse", None, "with targets of shape NoneType"),
-        (lambda o, t: o, LABELS, r"returned shape \(8, 3\); it must return the mean"),
+        (lambda o, t: o, LABELS, r"returned shape \(\d+, 3\); it must return the mean"),
         (lambda o, t: 3.0, LABELS, "returned float; it must return the mean"),
         (None, LABELS, "the Tensor it returned has no `loss`"),
     ],

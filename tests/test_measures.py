@@ -93,6 +93,21 @@ def test_worst_case_counts_its_gradients():
     assert len(calls) <= 3 * 7 + 1
 
 
+@pytest.mark.parametrize(("shift", "fine"), [(-0.5, True), (-1.0, False), (-3.0, False)])
+def test_worst_case_of_a_negative_loss_is_marked_or_refused(shift, fine):
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    data = (torch.ones(3, 1), torch.ones(3, 1))
+    surface = LossSurface(model, lambda o, _: o.square().mean() + shift, data)
+    if fine:
+        estimate = epsilon_sharpness(surface, epsilon=0.1, generator=source())
+        assert estimate.value == pytest.approx(0.01 / 0.5, rel=1e-4)
+        assert any(note.startswith("the loss is negative") for note in estimate.notes)
+    else:
+        with pytest.raises(ValueError, match=r"divides by 1 \+ loss, but the loss here is -"):
+            epsilon_sharpness(surface, epsilon=0.1, generator=source())
+
+
 def test_expectation_of_a_bowl_is_half_sigma_squared_times_the_trace():
     for seed in range(20):
         estimate = expected_sharpness(

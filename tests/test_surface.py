@@ -7,17 +7,11 @@ import copy
 import pytest
 import torch
 from cases import CASES, Case, build
-from reference import dense_gradient, dense_hessian, error, loss_function, theta
+from reference import dense_gradient, dense_hessian, directions, error, loss_function, theta
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from flatgauge import LossSurface
-
-
-def directions(size: int, count: int = 3) -> Tensor:
-    generator = torch.Generator().manual_seed(1)
-    return torch.randn(size, count, generator=generator, dtype=torch.float64)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -220,86 +214,6 @@ def test_a_changed_buffer_is_noticed():
     assert error(surface.gradient(), dense_gradient(case)) < 1e-10
 
 
-# -- wrappers, precisions, ways of differentiating ------------------------------------------
-
-
-def test_wrapped_models_are_unwrapped():
-    case = build("mlp")
-    expected = dense_gradient(case)
-    for wrapped in (nn.DataParallel(case.model), torch.compile(case.model, backend="eager")):
-        surface = LossSurface(wrapped, case.loss, (case.inputs, case.targets))
-        assert surface.names[0] == "0.weight"
-        assert error(surface.gradient(), expected) < 1e-10
-
-
-def test_a_model_compiled_in_place_runs_eagerly():
-    case = build("mlp")
-    case.model.compile(backend="eager")
-    vectors = directions(case.surface().size)
-    assert error(case.surface().hvp(vectors), dense_hessian(case) @ vectors) < 1e-10
-
-
-def test_a_distributed_wrapper_is_unwrapped(tmp_path):
-    case = build("mlp")
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
-    )
-    try:
-        wrapped = nn.parallel.DistributedDataParallel(case.model)
-        surface = LossSurface(wrapped, case.loss, (case.inputs, case.targets))
-        assert error(surface.gradient(), dense_gradient(case)) < 1e-10
-    finally:
-        torch.distributed.destroy_process_group()
-
-
-def test_half_precision_is_measured_in_single():
-    case = build("mlp")
-    model = copy.deepcopy(case.model).bfloat16()
-    surface = LossSurface(model, case.loss, (case.inputs, case.targets))
-    assert surface.dtype is torch.float32
-    assert surface.notes == ["the parameters are bfloat16; measured in float32"]
-    twin = LossSurface(copy.deepcopy(model).float(), case.loss, (case.inputs, case.targets))
-    torch.testing.assert_close(surface.gradient(), twin.gradient(), rtol=0, atol=0)
-    assert next(model.parameters()).dtype is torch.bfloat16
-
-
-class OnceSquare(torch.autograd.Function):
-    """A square whose backward pass cannot be differentiated again."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x**2
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, gradient):
-        (x,) = ctx.saved_tensors
-        return 2 * x * gradient
-
-
-def test_finite_differences_are_the_last_resort():
-    class Net(nn.Module):
-        def __init__(self, square) -> None:
-            super().__init__()
-            self.linear = nn.Linear(4, 3).double()
-            self.square = square
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.square(self.linear(x))
-
-    data = (torch.randn(9, 4).double(), torch.arange(9) % 3)
-    net = Net(OnceSquare.apply)
-    surface = LossSurface(net, "cross_entropy", data)
-    assert surface.product_method == "central differences of the gradient"
-    assert any("is marked once_differentiable" in note for note in surface.notes)
-    twin = Net(torch.square)
-    twin.load_state_dict(net.state_dict())
-    vectors = directions(surface.size)
-    exact = LossSurface(twin, "cross_entropy", data)
-    assert error(surface.hvp(vectors), exact.hvp(vectors)) < 1e-8
-
-
 def test_progress_is_told_sample_by_sample():
     surface = build("mlp").surface(chunk=4)
     seen: list[int] = []
@@ -333,81 +247,6 @@ def test_the_model_can_take_several_inputs_or_keywords():
 def _doubled(samples):
     x = torch.stack([sample[0] for sample in samples])
     return (x, x), torch.stack([sample[1] for sample in samples])
-
-
-class DetachingSquare(torch.autograd.Function):
-    """A square whose backward pass cannot even be recorded."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return x**2
-
-    @staticmethod
-    def backward(ctx, gradient):
-        (x,) = ctx.saved_tensors
-        return torch.from_numpy(2 * x.numpy() * gradient.numpy())
-
-
-def test_a_backward_pass_that_cannot_be_recorded_falls_back_too():
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(4, 3).double()
-
-        def forward(self, x: Tensor) -> Tensor:
-            return DetachingSquare.apply(self.linear(x))
-
-    surface = LossSurface(Net(), "cross_entropy", (torch.randn(9, 4).double(), torch.arange(9) % 3))
-    assert surface.value() > 0
-    assert surface.product_method == "central differences of the gradient"
-    assert torch.isfinite(surface.hvp(torch.ones(surface.size))).all()
-
-
-class Checkpointed(nn.Module):
-    """Runs its first half again in the backward pass."""
-
-    def __init__(self, *, checkpointed: bool) -> None:
-        super().__init__()
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            self.first, self.second = nn.Linear(4, 5).double(), nn.Linear(5, 3).double()
-        self.checkpointed = checkpointed
-
-    def half(self, x: Tensor) -> Tensor:
-        return torch.tanh(self.first(x)).sin()
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.checkpointed:
-            return self.second(checkpoint(self.half, x, use_reentrant=False))
-        return self.second(self.half(x))
-
-
-def test_activation_checkpoints_meet_the_parameters_of_the_forward_pass():
-    data = (build("mlp").inputs, build("mlp").targets)
-    plain, other = (
-        LossSurface(Checkpointed(checkpointed=flag), "cross_entropy", data)
-        for flag in (False, True)
-    )
-    elsewhere, vectors = plain.point + 0.3, directions(plain.size)
-    assert error(other.gradient(elsewhere), plain.gradient(elsewhere)) < 1e-13
-    for _ in range(2):
-        assert error(other.hvp(vectors), plain.hvp(vectors)) < 1e-12
-
-
-def test_a_loss_that_reads_the_model_meets_the_parameters_it_is_measured_at():
-    case = build("mlp")
-
-    def penalised(output: Tensor, target: Tensor) -> Tensor:
-        squares = sum(p.square().sum() for p in case.model.parameters())
-        return case.torch_loss(output, target) + 0.05 * squares
-
-    reading = LossSurface(case.model, penalised, (case.inputs, case.targets))
-    decayed = case.surface(weight_decay=0.1)
-    vectors, elsewhere = directions(decayed.size), decayed.point + 0.3
-    assert reading.value(elsewhere) == pytest.approx(decayed.value(elsewhere), rel=1e-12)
-    assert error(reading.gradient(elsewhere), decayed.gradient(elsewhere)) < 1e-12
-    assert error(reading.hvp(vectors), decayed.hvp(vectors)) < 1e-12
 
 
 def test_inputs_that_the_model_overwrites_stay_as_they_are():

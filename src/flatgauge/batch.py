@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from flatgauge.nested import as_tensors, concatenate, map_tensors, signature, tensors
+from flatgauge.nested import (
+    as_tensors,
+    concatenate,
+    fingerprint,
+    leaves,
+    map_tensors,
+    signature,
+    tensors,
+)
 
 #: Where a dict batch keeps its targets, in the order of looking.
 LABEL_KEYS = ("labels", "label", "targets", "target", "y")
@@ -25,12 +33,14 @@ class Batch:
         target: What belongs to the inputs, or None. A dict batch keeps it in `inputs` too.
         samples: How many samples these are.
         splittable: Whether every tensor has the samples along its first dimension.
+        label_key: Where a dict batch keeps the target.
     """
 
     inputs: Any
     target: Any
     samples: int
     splittable: bool
+    label_key: str | None = None
 
     @property
     def bytes(self) -> int:
@@ -40,13 +50,13 @@ class Batch:
     def copy(self) -> Batch:
         """The same samples in tensors of their own."""
         inputs, target = map_tensors(torch.clone, (self.inputs, self.target))
-        return Batch(inputs, target, self.samples, self.splittable)
+        return replace(self, inputs=inputs, target=target)
 
     def rows(self, index: slice | list[int]) -> Batch:
         """Take some of the samples, in the order of the index."""
         inputs, target = map_tensors(lambda tensor: tensor[index], (self.inputs, self.target))
         count = next(tensors((target, inputs))).shape[0]
-        return Batch(inputs, target, count, True)
+        return replace(self, inputs=inputs, target=target, samples=count)
 
     def split(self, size: int) -> Iterator[Batch]:
         """Cut into the fewest pieces of at most `size` samples, all nearly equal."""
@@ -70,12 +80,13 @@ def as_batch(raw: Any, *, where: str) -> Batch:
         The batch.
 
     Raises:
-        ValueError: If it is a tuple that is no pair, or holds no samples at all.
+        ValueError: If it is a tuple that is no pair, holds no samples at all, or a sparse tensor.
     """
     raw = as_tensors(raw)
-    inputs, target = raw, None
+    inputs, target, key = raw, None, None
     if isinstance(raw, Mapping):
-        target = next((raw[key] for key in LABEL_KEYS if key in raw), None)
+        key = next((key for key in LABEL_KEYS if key in raw), None)
+        target = None if key is None else raw[key]
     elif isinstance(raw, (tuple, list)):
         if len(raw) not in (1, 2):
             raise ValueError(
@@ -84,11 +95,16 @@ def as_batch(raw: Any, *, where: str) -> Batch:
                 "dict of keyword arguments."
             )
         inputs, target = raw[0], raw[1] if len(raw) == 2 else None
+    if any(tensor.layout is not torch.strided for tensor in tensors((inputs, target))):
+        raise ValueError(
+            f"{where} holds a sparse or nested tensor, which cannot be cut into samples; make it "
+            "dense with `.to_dense()` (`.to_padded_tensor(0.0)` if nested)."
+        )
     sizes = [tensor.shape[0] for tensor in tensors((target, inputs)) if tensor.dim() > 0]
     if sizes and sizes[0] == 0:
         raise ValueError(f"{where} holds no samples; remove it, or give data that has some.")
     splittable = bool(sizes) and len(set(sizes)) == 1 and _only_tensors((inputs, target))
-    return Batch(inputs, target, sizes[0] if sizes else 1, splittable)
+    return Batch(inputs, target, sizes[0] if sizes else 1, splittable, key)
 
 
 def _only_tensors(tree: Any) -> bool:
@@ -98,8 +114,22 @@ def _only_tensors(tree: Any) -> bool:
     if isinstance(tree, (tuple, list)):
         return all(_only_tensors(item) for item in tree)
     if isinstance(tree, Tensor):
-        return tree.dim() > 0 and tree.layout is torch.strided and not tree.is_nested
+        return tree.dim() > 0
     return tree is None or isinstance(tree, bool)
+
+
+def obstacle(batch: Batch) -> str:
+    """Why a batch cannot be cut into samples, in words."""
+    odd = [
+        type(item).__name__
+        for item in leaves((batch.inputs, batch.target))
+        if not isinstance(item, (Tensor, bool, type(None)))
+    ]
+    if odd:
+        return f"they hold items of type {odd[0]}"
+    if not all(tensor.dim() for tensor in tensors((batch.inputs, batch.target))):
+        return "they hold tensors without dimensions"
+    return "their tensors differ in the first dimension"
 
 
 def checked(batch: Batch, where: str) -> Batch:
@@ -129,7 +159,8 @@ def join(batches: list[Batch]) -> Batch:
     if len(batches) == 1:
         return batches[0]
     inputs, target = concatenate([(batch.inputs, batch.target) for batch in batches])
-    return Batch(inputs, target, sum(batch.samples for batch in batches), True)
+    samples = sum(batch.samples for batch in batches)
+    return replace(batches[0], inputs=inputs, target=target, samples=samples)
 
 
 def joined(batches: Iterable[Batch]) -> list[Batch]:
@@ -145,11 +176,10 @@ def joined(batches: Iterable[Batch]) -> list[Batch]:
 
 def digests(batch: Batch) -> list[int]:
     """One number per sample that tells samples apart, whatever batch they come in."""
-    count = batch.samples if batch.splittable else 1
+    if not batch.splittable:  # It counts all its samples by the one number it has.
+        return [hash(fingerprint((batch.inputs, batch.target)))] * batch.samples
     columns = []
     for tensor in tensors((batch.inputs, batch.target)):
         flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        columns.append(flat.reshape(count, flat.numel() // count).numpy())
-    numbers = [hash(tuple(column[i].tobytes() for column in columns)) for i in range(count)]
-    # A batch that cannot be split counts all its samples by the one number it has.
-    return numbers if batch.splittable else numbers * batch.samples
+        columns.append(flat.reshape(batch.samples, flat.numel() // batch.samples).numpy())
+    return [hash(tuple(column[i].tobytes() for column in columns)) for i in range(batch.samples)]

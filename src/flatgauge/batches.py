@@ -12,9 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 from flatgauge.batch import Batch, alike, as_batch, checked, digests, join, joined
-from flatgauge.isolation import preserved_randomness
-
-_CPU = torch.device("cpu")
+from flatgauge.isolation import Randomness
 
 
 class Batches:
@@ -85,7 +83,7 @@ class Batches:
         """Visit the batches as they are held or as the loader gives them."""
         if self._stored is not None:
             return iter(self._stored)
-        return self._read(self._source, check=False)
+        return self._read(_apart_from_randomness(self._source), check=False)
 
     def _ordered(self, data: Any) -> Iterable[Any]:
         """Turn what the user gave into something that can be iterated again and again."""
@@ -108,21 +106,16 @@ class Batches:
     def _unshuffled(self, loader: DataLoader[Any]) -> Iterable[Any]:
         """Replace a plain shuffling sampler by the order of the data set."""
         sampler = loader.sampler
-        if not isinstance(sampler, RandomSampler) or sampler.replacement:
+        if type(loader) is not DataLoader:  # Its own way of iterating is part of the data.
             return loader
-        if loader.batch_size is None or sampler.num_samples != len(loader.dataset):  # type: ignore[arg-type]
-            return loader
+        if type(sampler) is not RandomSampler or sampler.replacement or loader.batch_size is None:
+            return _apart(loader)
+        if sampler.num_samples != len(loader.dataset):  # type: ignore[arg-type]
+            return _apart(loader)
         self.notes.append("the loader shuffles; its samples are read in the data set's order")
         if loader.drop_last:
             self.notes.append("the loader drops its last batch at random; all samples are read")
-        return DataLoader(
-            loader.dataset,
-            batch_size=loader.batch_size,
-            collate_fn=loader.collate_fn,
-            num_workers=loader.num_workers,
-            worker_init_fn=loader.worker_init_fn,
-            multiprocessing_context=loader.multiprocessing_context,
-        )
+        return _rebuilt(loader, batch_size=loader.batch_size)
 
     def _settle(self, room: int, check: bool) -> list[Batch] | None:
         """Read twice, compare, and keep the samples if there is room for them."""
@@ -171,12 +164,84 @@ class Batches:
             yield checked(batch, where) if check else batch
 
 
+def _rebuilt(loader: DataLoader[Any], **order: Any) -> DataLoader[Any]:
+    """A plain loader of the same batches, in an order of its own."""
+    return DataLoader(
+        loader.dataset,
+        collate_fn=loader.collate_fn,
+        num_workers=loader.num_workers,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        **order,
+    )
+
+
+def _apart(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """A loader that shares no running workers with the user's, who may be reading it now."""
+    if not loader.persistent_workers or isinstance(loader.dataset, IterableDataset):
+        return loader
+    if loader.batch_sampler is None:
+        return _rebuilt(loader, batch_size=None, sampler=loader.sampler)
+    return _rebuilt(loader, batch_sampler=loader.batch_sampler)
+
+
 def _is_one_batch(data: Any) -> bool:
     """Whether the data are one batch rather than several."""
     if isinstance(data, (Mapping, Tensor)):
         return True
-    arrays = isinstance(data, (tuple, list)) and len(data) == 2 and hasattr(data[1], "shape")
-    return bool(arrays)
+    if not isinstance(data, (tuple, list)) or len(data) != 2:
+        return False
+    first, second = data
+    if hasattr(second, "shape"):
+        if isinstance(data, list) and hasattr(first, "shape"):
+            return not _two_batches(first, second)
+        return True
+    # Batches of one kind come as a list of one kind: a tensor beside a tuple or dict is a pair.
+    nested = isinstance(second, (tuple, list, Mapping))
+    kinds = (hasattr(first, "shape"), isinstance(first, Mapping), isinstance(first, (tuple, list)))
+    return nested and (kinds[0] or kinds[1:] != _kind(second))
+
+
+def _kind(item: Any) -> tuple[bool, bool]:
+    return isinstance(item, Mapping), isinstance(item, (tuple, list))
+
+
+def _two_batches(first: Any, second: Any) -> bool:
+    """Whether a list of two arrays is two batches of inputs rather than a pair."""
+    if first.shape[1:] != second.shape[1:] or first.dtype != second.dtype:
+        return False
+    if len(first) != len(second):
+        return True
+    raise ValueError(
+        f"`data` is a list of two tensors of shape {tuple(first.shape)}, which may be inputs with "
+        "their targets or two batches of inputs; give a tuple (inputs, targets), or a list of "
+        "batches [(first,), (second,)]."
+    )
+
+
+def _apart_from_randomness(source: Iterable[Any]) -> Iterator[Any]:
+    """Read a loader with random states of its own, while everybody else keeps theirs."""
+    # Not one block around the pass: what is done between two batches is not the loader's.
+    inner: Randomness | None = None
+    iterator: Iterator[Any] | None = None
+    while True:
+        with _undisturbed(source):
+            if inner is not None:
+                inner.restore()
+            iterator = iter(source) if iterator is None else iterator
+            try:
+                raw = next(iterator)
+            except StopIteration:
+                return
+            inner = Randomness(_generators(source))
+        yield raw
+
+
+def _generators(source: Iterable[Any]) -> list[torch.Generator]:
+    """The generators that a loader draws from."""
+    loaders = [source, getattr(source, "sampler", None), getattr(source, "batch_sampler", None)]
+    found = [getattr(item, "generator", None) for item in loaders]
+    return [item for item in found if isinstance(item, torch.Generator)]
 
 
 @contextmanager
@@ -185,12 +250,8 @@ def _undisturbed(source: Iterable[Any]) -> Iterator[None]:
 
     The two passes of the check run under different random states on purpose.
     """
-    loaders = [source, getattr(source, "sampler", None), getattr(source, "batch_sampler", None)]
-    generators = [getattr(item, "generator", None) for item in loaders]
-    held = [(g, g.get_state()) for g in generators if isinstance(g, torch.Generator)]
+    before = Randomness(_generators(source))
     try:
-        with preserved_randomness(_CPU):
-            yield
+        yield
     finally:
-        for generator, state in held:
-            generator.set_state(state)
+        before.restore()

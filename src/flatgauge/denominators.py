@@ -3,21 +3,23 @@
 For a mean over d(n) things in sample n, sums add up: d(all) g(all) = Σ d(n) g(n), where g is the
 loss together with its gradient. The candidate d for which that holds is the denominator; if
 g(all) = Σ g(n), the loss is a sum; if nothing fits, the samples of a batch influence each other
-and there is no loss per sample.
+and there is no loss per sample. Single samples are looked at first, chosen to differ; then every
+chunk of the data that may hold anything new, beside samples already known.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from flatgauge.batch import Batch
+from flatgauge.batch import Batch, join, obstacle
 from flatgauge.batches import Batches
-from flatgauge.losses import IGNORED, Loss
+from flatgauge.losses import Loss
 from flatgauge.precision import wide
+from flatgauge.telling import Choice, all_shown, kept, kind_of, labels_of, telling_samples, twice
 
 Count = Callable[[Batch], float]
 
@@ -33,29 +35,37 @@ _NO_MEAN = (
     "the targets."
 )
 
-#: Samples that are looked at one by one and together.
-_SAMPLES = 8
+_CANNOT_SPLIT = (
+    "what the loss {!r} is a mean over cannot be found, as batches cannot be cut into samples: {}. "
+    "Pass `denominator=` a function of a batch's targets (`len` for a mean over samples), or give "
+    "batches made of tensors with the samples along the first dimension."
+)
+
+#: Samples at a time when the whole data are looked through, and of those beside them.
+_CHUNK, _BESIDE = 32, 8
 
 
 def _samples(batch: Batch) -> Tensor:
     return torch.ones(batch.samples, dtype=torch.float64)
 
 
-def _kept(target: Tensor) -> Tensor:
-    return (target != IGNORED).cpu().reshape(len(target), -1).sum(1).double()
-
-
 def _labels(batch: Batch) -> Tensor | None:
-    target = batch.target
-    if not isinstance(target, Tensor) or target.is_floating_point() or target.dim() == 0:
-        return None
-    return _kept(target) if len(target) == batch.samples else None
+    labels = labels_of(batch)
+    return None if labels is None else kept(labels)
 
 
 def _next_tokens(batch: Batch) -> Tensor | None:
-    if _labels(batch) is None or batch.target.dim() < 2:
+    labels = labels_of(batch)
+    if labels is None or batch.target.dim() < 2:
         return None
-    return _kept(batch.target[:, 1:])
+    return kept(batch.target[:, 1:].cpu())
+
+
+def _numbers(batch: Batch) -> Tensor | None:
+    target = batch.target
+    if not isinstance(target, Tensor) or not target.is_floating_point() or target.dim() == 0:
+        return None
+    return torch.full((batch.samples,), target.numel() / batch.samples, dtype=torch.float64)
 
 
 #: What a mean may be taken over, per sample, in order of preference.
@@ -63,13 +73,14 @@ CANDIDATES: dict[str, Callable[[Batch], Tensor | None]] = {
     "samples": _samples,
     "labels other than -100": _labels,
     "next-token labels other than -100": _next_tokens,
+    "numbers in the target": _numbers,
 }
 
 
 def find_count(
     loss: Loss,
     batches: Batches,
-    gradient: Callable[[Batch], Tensor],
+    evaluate: Callable[..., Tensor],
     denominator: Callable[[Any], float] | None,
 ) -> tuple[Count, list[str]]:
     """Find what the loss of a batch must be multiplied by to give a sum over its samples.
@@ -77,9 +88,9 @@ def find_count(
     Args:
         loss: The loss; its own count is trusted but still checked for samples that interact.
         batches: The data.
-        gradient: The loss of a batch (as the user's function returns it, or a total) and its
-            gradient, as one vector.
-        denominator: The user's own answer, from the targets.
+        evaluate: The loss of a batch (as the user's function returns it, or a total) and its
+            gradient, as one vector; without the latter if called with `gradient=False`.
+        denominator: The user's own answer, from the targets (from the inputs if there are none).
 
     Returns:
         The count of a batch, and notes on what was assumed.
@@ -89,67 +100,157 @@ def find_count(
     """
     chosen: dict[str, Count] = {}
     if denominator is not None:
-        chosen["`denominator=`"] = lambda batch: float(denominator(batch.target))
+        chosen["`denominator=`"] = lambda batch: float(
+            denominator(batch.inputs if batch.target is None else batch.target)
+        )
     elif loss.count is not None:
         known = loss.count
         chosen[loss.name] = lambda batch: known(batch.target)
-    together = _telling_samples(batches)
-    if together is None:
-        fallback = next(iter(chosen.values()), lambda batch: float(batch.samples))
-        return fallback, ["too few samples to check that the loss is a mean over them"]
-    counts = chosen or {name: _counter(name) for name in CANDIDATES}
-    return _settle(loss, counts, together, gradient), []
+    choice = telling_samples(batches)
+    if choice is None:
+        return _of_whole_batches(loss, chosen, batches, evaluate)
+    together = choice.samples()
+    fitting = _fitting(loss, chosen or _candidates(), twice(together), evaluate)
+    if loss.count is None:
+        fitting = _confirmed(loss, fitting, batches, choice, evaluate)
+    alone = together.samples == 1
+    notes = ["too few samples to check that the loss is a mean over them"] if alone else []
+    return next(iter(fitting.values())), notes
 
 
-def _counter(name: str) -> Count:
-    """The total of one candidate over a batch (the batch's samples where it does not apply)."""
+def _candidates() -> dict[str, Count]:
+    """Every candidate, as the total over a batch (its samples where it does not apply)."""
 
-    def count(batch: Batch) -> float:
-        per_sample = CANDIDATES[name](batch)
-        return float(batch.samples if per_sample is None else per_sample.sum())
+    def counter(name: str) -> Count:
+        def count(batch: Batch) -> float:
+            per_sample = CANDIDATES[name](batch)
+            return float(batch.samples if per_sample is None else per_sample.sum())
 
-    return count
+        return count
+
+    return {name: counter(name) for name in CANDIDATES}
 
 
-def _settle(
-    loss: Loss,
-    counts: dict[str, Count],
-    together: Batch,
-    gradient: Callable[[Batch], Tensor],
-) -> Count:
-    """Take the first candidate under which sums add up."""
-    whole = gradient(together)
+def _of_whole_batches(
+    loss: Loss, chosen: dict[str, Count], batches: Batches, evaluate: Callable[..., Tensor]
+) -> tuple[Count, list[str]]:
+    """The count of batches that cannot be split: it must be known, as it cannot be found."""
+    first = next(iter(batches))
+    if not chosen:
+        raise ValueError(_CANNOT_SPLIT.format(loss.name, obstacle(first)))
+    _evaluated_twice(first, evaluate)
+    note = f"batches are taken whole, as {obstacle(first)}; that the loss is a mean is not checked"
+    return next(iter(chosen.values())), [note]
+
+
+def _evaluated_twice(batch: Batch, evaluate: Callable[..., Tensor]) -> Tensor:
+    """Loss and gradient of a batch, refused if not finite or not the same every time."""
+    whole = evaluate(batch)
     if not torch.isfinite(whole).all():
         raise ValueError(
             f"the loss of the first samples looked at is {whole[0].item()}, or its gradient is not "
             "finite; the training diverged, or the loss overflows on this data."
         )
-    again = gradient(together)
+    again = evaluate(batch)
     if (again - whole).norm() > _TOLERANCE * whole.norm():
         raise ValueError(
             "the model gives other outputs for the same inputs: it is random in eval mode. Make "
             "its randomness follow `self.training` (as `nn.Dropout` does, `F.dropout` does not "
             "by itself), or remove it."
         )
+    return wide(whole)
+
+
+def _fitting(
+    loss: Loss, counts: dict[str, Count], together: Batch, evaluate: Callable[..., Tensor]
+) -> dict[str, Count]:
+    """The candidates under which single samples add up to all of them together."""
+    whole = _evaluated_twice(together, evaluate)
     single = [together.rows([i]) for i in range(together.samples)]
     try:
-        parts = [wide(gradient(sample)) for sample in single]
+        parts = [wide(evaluate(sample)) for sample in single]
     except Exception as error:  # Batch statistics of one sample, a loss that compares samples.
         raise ValueError(_NO_MEAN.format(loss.name)) from error
-    whole = wide(whole)
     is_sum = _adds_up(whole, [1.0] * len(parts), parts)
     if loss.count is not None and is_sum:  # A known total adds up as it is.
-        return next(iter(counts.values()))
-    for count in counts.values() if loss.count is None else ():
-        weights = [count(sample) for sample in single]
-        if _adds_up(count(together) * whole, weights, parts):
-            return count
-    if loss.count is None and is_sum:
+        return counts
+    fitting = {
+        name: count
+        for name, count in counts.items()
+        if loss.count is None
+        and _adds_up(count(together) * whole, [count(sample) for sample in single], parts)
+    }
+    if not fitting and loss.count is None and is_sum:
         raise ValueError(
             f"the loss {loss.name!r} is a sum over the batch, but a loss surface is a mean; "
             "return the mean (`reduction='mean'`)."
         )
-    raise ValueError(_NO_MEAN.format(loss.name))
+    if not fitting:
+        raise ValueError(_NO_MEAN.format(loss.name))
+    return fitting
+
+
+def _confirmed(
+    loss: Loss,
+    counts: dict[str, Count],
+    batches: Batches,
+    choice: Choice,
+    evaluate: Callable[..., Tensor],
+) -> dict[str, Count]:
+    """The candidates that hold for all data: chunk by chunk, beside samples of the same kind."""
+    beside: dict[Hashable, tuple[Batch, Tensor]] = {}
+    together = choice.samples()
+    tallies: dict[str, list[float]] = {name: [] for name in counts}
+    for chunk in batches.chunks(_CHUNK):
+        if not chunk.splittable:
+            if "`denominator=`" not in counts:
+                raise ValueError(_CANNOT_SPLIT.format(loss.name, obstacle(chunk)))
+            continue
+        for name, count in counts.items():
+            tallies[name].append(count(chunk))
+        kind = kind_of(chunk)
+        if kind == kind_of(together) and all_shown(chunk, choice):
+            continue
+        if kind not in beside:
+            few = together if kind == kind_of(together) else chunk.rows(slice(_BESIDE)).copy()
+            beside[kind] = few, wide(evaluate(few, gradient=False))
+        few, of_few = beside[kind]
+        of_chunk = wide(evaluate(chunk, gradient=False))
+        whole = wide(evaluate(join([few, chunk]), gradient=False))
+        counts = {
+            name: count
+            for name, count in counts.items()
+            if _holds(whole, [count(few), count(chunk)], [of_few, of_chunk])
+        }
+        if not counts:
+            raise ValueError(_NO_MEAN.format(loss.name))
+    _check_unambiguous(loss, {name: tallies[name] for name in counts})
+    return counts
+
+
+def _holds(whole: Tensor, weights: list[float], parts: list[Tensor]) -> bool:
+    """Whether two parts make the whole, or there is nothing to be seen."""
+    if not any(weights) or not all(
+        torch.isfinite(part).all() for part, weight in zip(parts, weights, strict=True) if weight
+    ):
+        return True  # Nothing counts; or the loss is not finite, which is said when measured.
+    return _adds_up(sum(weights) * whole, weights, parts)
+
+
+def _check_unambiguous(loss: Loss, tallies: dict[str, list[float]]) -> None:
+    """Refuse a mean over either of two things, where batches weigh differently by them."""
+    (first, one), *others = tallies.items()
+    for name, other in others:
+        if any(
+            abs(a * sum(other) - b * sum(one)) > 1e-9 * sum(one) * sum(other)
+            for a, b in zip(one, other, strict=True)
+        ):
+            raise ValueError(
+                f"the loss {loss.name!r} may be a mean over {first} as well as over {name}: both "
+                "fit every batch, but they weigh batches of different kinds differently. Say which "
+                "with `denominator=len` (samples), `denominator=lambda t: (t != -100).sum()` "
+                "(labels; `t[:, 1:]` for next tokens) or `denominator=torch.numel` (numbers)."
+            )
 
 
 def _adds_up(whole: Tensor, weights: list[float], parts: list[Tensor]) -> bool:
@@ -159,31 +260,3 @@ def _adds_up(whole: Tensor, weights: list[float], parts: list[Tensor]) -> bool:
         return False
     size = sum(term.norm() for term in terms)
     return bool((whole - torch.stack(terms).sum(0)).norm() <= _TOLERANCE * size)
-
-
-def _telling_samples(batches: Batches) -> Batch | None:
-    """A few samples of one batch that differ most in what a mean could be taken over."""
-    best: tuple[tuple[float, int], Batch, list[int]] | None = None
-    for batch in batches.chunks(256):
-        if batch.splittable and batch.samples > 1:
-            key, order = _variety(batch)
-            if best is None or key > best[0]:
-                best = (key, batch, order)
-    if best is None:
-        return None
-    _, batch, order = best
-    step = max(len(order) - 1, 1) / (_SAMPLES - 1)
-    return batch.rows(sorted({order[round(i * step)] for i in range(_SAMPLES)}))
-
-
-def _variety(batch: Batch) -> tuple[tuple[float, int], list[int]]:
-    """How much counts and labels vary within a batch, and its samples in that order."""
-    labels = _labels(batch)
-    if labels is None:
-        return (0.0, 0), list(range(batch.samples))
-    first = batch.target.cpu().reshape(batch.samples, -1)[:, 0]
-    keys = list(zip(labels.tolist(), first.tolist(), strict=True))
-    order = sorted(range(batch.samples), key=keys.__getitem__)
-    if not labels.any():
-        return (-1.0, 0), order
-    return (float(labels.max() - labels.min()) / float(labels.max()), len(first.unique())), order

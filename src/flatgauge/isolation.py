@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
@@ -12,6 +14,10 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+#: One thread at a time. One lock for all models, as much of what is set and put back (random
+#: states, attention kernels) belongs to the process.
+ALONE = threading.RLock()
+
 
 @contextmanager
 def isolated(model: nn.Module, device: torch.device) -> Iterator[None]:
@@ -19,8 +25,10 @@ def isolated(model: nn.Module, device: torch.device) -> Iterator[None]:
 
     Inside: eval mode, gradients enabled, autocast off, attention under the math kernel (the
     only one with a second derivative), compiled calls run eagerly (a compiled graph has no
-    second derivative). Afterwards, also after an exception or Ctrl-C: every module's own mode
-    and every global random state as before.
+    second derivative), backward hooks off (they may alter gradients, and are no part of the
+    function), embeddings with dense gradients. Afterwards, also after an exception or Ctrl-C:
+    every module's mode, parameters, buffers and other attributes, and every global random state,
+    as before. Other threads wait.
 
     Args:
         model: The model whose modes are set and restored.
@@ -29,26 +37,55 @@ def isolated(model: nn.Module, device: torch.device) -> Iterator[None]:
     Yields:
         Nothing.
     """
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        with ExitStack() as stack:
+    with ALONE, ExitStack() as stack:
+        restore = _snapshot(model)
+        try:
             stack.enter_context(preserved_randomness(device))
             stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.enable_grad())
             if torch.amp.is_autocast_available(device.type):
                 stack.enter_context(torch.autocast(device.type, enabled=False))
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-            if any(getattr(m, "_compiled_call_impl", None) is not None for m, _ in modes):
+            if any(getattr(m, "_compiled_call_impl", None) is not None for m in model.modules()):
                 stack.enter_context(_eager())
-            for module, _ in modes:  # Not `.eval()`: a model may override it with side effects.
-                module.training = False
             fast = torch.backends.mha.get_fastpath_enabled()
             stack.callback(torch.backends.mha.set_fastpath_enabled, fast)
             torch.backends.mha.set_fastpath_enabled(False)  # It rounds, and pads, differently.
+            for module in model.modules():
+                _prepare(module)
             yield
-    finally:
-        for module, training in modes:
-            module.training = training
+        finally:
+            restore()
+
+
+def _prepare(module: nn.Module) -> None:
+    """Set one module up to be differentiated; what is set here is put back by the snapshot."""
+    module.training = False  # Not `.eval()`: a model may override it with side effects.
+    if module._backward_hooks or module._backward_pre_hooks:
+        module._backward_hooks, module._backward_pre_hooks = OrderedDict(), OrderedDict()
+    if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+        module.sparse = False
+
+
+def _snapshot(model: nn.Module) -> Callable[[], None]:
+    """Remember every attribute of every module; the function returned puts them back."""
+    # Parameters too: Ctrl-C may come while others stand in for them. And attributes that a
+    # forward pass sets, such as a cached tensor, which would keep a whole graph alive.
+    held = [
+        (table, dict(table))
+        for module in model.modules()
+        for table in (module.__dict__, module._parameters, module._buffers, module._modules)
+    ]
+
+    def restore() -> None:
+        for table, before in held:
+            if table.keys() == before.keys():
+                table.update(before)
+            else:
+                table.clear()
+                table.update(before)
+
+    return restore
 
 
 def _eager() -> AbstractContextManager[Any]:
@@ -73,18 +110,33 @@ def preserved_randomness(device: torch.device) -> Iterator[None]:
     Yields:
         Nothing.
     """
-    python_state = random.getstate()
-    numpy_state = np.random.get_state()  # noqa: NPY002 - the legacy state is the global one
+    before = Randomness()
     mps_state = torch.mps.get_rng_state() if device.type == "mps" else None
-    indexed = device.type not in ("cpu", "mps")
     try:
-        with torch.random.fork_rng(
-            devices=[device.index or 0] if indexed else [],
-            device_type=device.type if indexed else "cuda",
-        ):
+        if device.type in ("cpu", "mps"):
             yield
+        else:
+            with torch.random.fork_rng([device.index or 0], device_type=device.type):
+                yield
     finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)  # noqa: NPY002
+        before.restore()
         if mps_state is not None:
             torch.mps.set_rng_state(mps_state)
+
+
+class Randomness:
+    """The global random states of the CPU as they are now, and those of some generators."""
+
+    def __init__(self, generators: Sequence[torch.Generator] = ()) -> None:
+        self._python = random.getstate()
+        self._numpy = np.random.get_state()  # noqa: NPY002 - the legacy state is the global one
+        self._torch = torch.get_rng_state()
+        self._others = [(generator, generator.get_state()) for generator in generators]
+
+    def restore(self) -> None:
+        """Put them back."""
+        random.setstate(self._python)
+        np.random.set_state(self._numpy)  # noqa: NPY002
+        torch.set_rng_state(self._torch)
+        for generator, state in self._others:
+            generator.set_state(state)

@@ -80,9 +80,14 @@ def _labels(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def cross_entropy(
-    *, weight: Tensor | None = None, ignore_index: int = IGNORED, label_smoothing: float = 0.0
+    *,
+    weight: Tensor | None = None,
+    ignore_index: int = IGNORED,
+    label_smoothing: float = 0.0,
+    second: bool = False,
 ) -> Loss:
     """Softmax cross-entropy of logits (N, C), (N, C, ...) or (N, T, C)."""
+    # With `second`, classes are the second dimension where both readings fit.
 
     def total(output: Any, target: Tensor) -> Tensor:
         logits, labels = _labels(prediction(output), target)
@@ -99,7 +104,10 @@ def cross_entropy(
         return _label_count(target, weight, ignore_index)
 
     def check(output: Any, target: Any) -> None:
-        _check_labels("cross_entropy", prediction(output), target, ignore_index)
+        logits = prediction(output)
+        _check_labels("cross_entropy", logits, target, ignore_index)
+        if not second:
+            _check_layout("cross_entropy", logits, target)
 
     def curvature(logits: Tensor, target: Tensor) -> Softmax:
         return _softmax_curvature(logits, target, weight, ignore_index, label_smoothing)
@@ -107,7 +115,7 @@ def cross_entropy(
     return Loss("cross_entropy", total, count, check, curvature=curvature)
 
 
-def nll(*, weight: Tensor | None = None, ignore_index: int = IGNORED) -> Loss:
+def nll(*, weight: Tensor | None = None, ignore_index: int = IGNORED, second: bool = False) -> Loss:
     """Negative log-likelihood of log-probabilities, for models that end in log-softmax."""
 
     def total(output: Any, target: Tensor) -> Tensor:
@@ -119,7 +127,10 @@ def nll(*, weight: Tensor | None = None, ignore_index: int = IGNORED) -> Loss:
         return _label_count(target, weight, ignore_index)
 
     def check(output: Any, target: Any) -> None:
-        _check_labels("nll", prediction(output), target, ignore_index)
+        logits = prediction(output)
+        _check_labels("nll", logits, target, ignore_index)
+        if not second:
+            _check_layout("nll", logits, target)
 
     def curvature(logits: Tensor, target: Tensor) -> Softmax:
         return _softmax_curvature(logits, target, weight, ignore_index, 0.0)
@@ -144,8 +155,9 @@ def _softmax_curvature(
         shares = target.to(moved).movedim(axis, -1) @ scale
         shares = (1 - smoothing) * shares + smoothing * scale.mean()
     else:
-        kept = (target != ignore_index).to(moved)
-        labels = target.long().where(target != ignore_index, 0)
+        labels = target.long()
+        kept = (labels != ignore_index).to(moved)
+        labels = labels.where(labels != ignore_index, 0)
         shares = kept * ((1 - smoothing) * scale[labels] + smoothing * scale.mean())
 
     def restore(columns: Tensor) -> Tensor:
@@ -159,6 +171,7 @@ def _label_count(target: Tensor, weight: Tensor | None, ignore_index: int) -> fl
     """The denominator that torch uses for class labels or class probabilities."""
     if target.is_floating_point():
         return target.numel() / target.shape[1]
+    target = target.long()  # Compared with -100, torch takes a uint8 of 156 for it.
     kept = target[target != ignore_index]
     if weight is None:
         return float(kept.numel())
@@ -198,6 +211,19 @@ def _check_labels(name: str, logits: Tensor, target: Any, ignore_index: int) -> 
             f"labels run from {int(kept.min())} to {int(kept.max())}, but the model has "
             f"{classes} outputs, so labels must lie in 0..{classes - 1} (or be {ignore_index} to "
             "be ignored); check the model's last layer and the labels."
+        )
+
+
+def _check_layout(name: str, logits: Tensor, target: Tensor) -> None:
+    """Refuse outputs whose classes may be the second dimension as well as the last."""
+    function = {"cross_entropy": "cross_entropy", "nll": "nll_loss"}[name]
+    first = logits.shape[:1] + logits.shape[2:] == target.shape
+    if logits.dim() > 2 and first and logits.shape[:-1] == target.shape:
+        raise ValueError(
+            f"`loss={name!r}` got outputs of shape {tuple(logits.shape)} for labels of shape "
+            f"{tuple(target.shape)}: the classes may be the second dimension or the last. If the "
+            f"second, pass `loss=F.{function}`; if the last, pass "
+            f"`loss=lambda o, t: F.{function}(o.flatten(0, -2), t.flatten())`."
         )
 
 
@@ -249,9 +275,7 @@ def binary_cross_entropy(pos_weight: Tensor | None = None) -> Loss:
         return (target * more + 1 - target) * logits.sigmoid() * (-logits).sigmoid()
 
     extra = {} if pos_weight is None else {"pos_weight": pos_weight}
-    return elementwise(
-        "binary_cross_entropy", F.binary_cross_entropy_with_logits, second, **extra
-    )
+    return elementwise("binary_cross_entropy", F.binary_cross_entropy_with_logits, second, **extra)
 
 
 def from_callable(function: Callable[[Any, Any], Any], name: str) -> Loss:
@@ -331,20 +355,45 @@ _FUNCTIONS: tuple[tuple[Any, str], ...] = (
 )
 
 
-def resolve_loss(loss: Any) -> Loss:
-    """Read what the user gave as `loss`.
+#: By torch's own functions and modules, whose classes are the second dimension.
+_TORCH_LAYOUT: dict[str, Callable[[], Loss]] = {
+    "cross_entropy": lambda: cross_entropy(second=True),
+    "nll": lambda: nll(second=True),
+}
+
+
+def resolve_loss(loss: Any, denominator: Any = None) -> Loss:
+    """Read what the user gave as `loss`, and refuse a denominator for one whose own is known.
 
     Args:
         loss: A name, a torch loss module, a callable (output, target) -> mean loss, or None
             for the loss the model itself returns.
+        denominator: What the user says its mean is taken over, if anything.
 
     Returns:
         The loss as total and count.
 
     Raises:
-        ValueError: If the name is unknown, or the loss is a sum or not reduced.
-        TypeError: If it is none of these.
+        ValueError: If the name is unknown, the loss is a sum or not reduced, or its denominator
+            is known already.
+        TypeError: If it, or the denominator, is none of these.
     """
+    if denominator is not None and not callable(denominator):
+        raise TypeError(
+            f"`denominator` is a {type(denominator).__name__}; it must be a function of a batch's "
+            "targets, such as `len`."
+        )
+    resolved = _resolved(loss)
+    if denominator is not None and resolved.count is not None:
+        raise ValueError(
+            f"`denominator=` is given, but the loss {resolved.name!r} has its own, which is known; "
+            "leave it out, or pass the loss as a callable (output, target) -> mean loss."
+        )
+    return resolved
+
+
+def _resolved(loss: Any) -> Loss:
+    """Read a name, a module, a callable or None."""
     if loss is None:
         return from_model()
     if isinstance(loss, str):
@@ -361,7 +410,7 @@ def resolve_loss(loss: Any) -> Loss:
         )
     for function, name in _FUNCTIONS:
         if loss is function:
-            return NAMED[name]()
+            return {**NAMED, **_TORCH_LAYOUT}[name]()
     reduction = getattr(loss, "reduction", "mean")
     if reduction != "mean":
         raise ValueError(
@@ -378,9 +427,10 @@ def _from_module(loss: Any) -> Loss | None:
             weight=loss.weight,
             ignore_index=loss.ignore_index,
             label_smoothing=loss.label_smoothing,
+            second=True,
         )
     if type(loss) is nn.NLLLoss:
-        return nll(weight=loss.weight, ignore_index=loss.ignore_index)
+        return nll(weight=loss.weight, ignore_index=loss.ignore_index, second=True)
     if type(loss) is nn.MSELoss:
         return NAMED["mse"]()
     if type(loss) is nn.L1Loss:

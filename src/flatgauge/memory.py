@@ -126,5 +126,5 @@ def _saved_by(node: Any) -> Iterator[Tensor]:
     for name in [*names, "saved_tensors"]:
         value = getattr(node, name, None)
         for item in value if isinstance(value, (tuple, list)) else (value,):
-            if isinstance(item, Tensor):
+            if isinstance(item, Tensor) and item.layout is torch.strided:
                 yield item

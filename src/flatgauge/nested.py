@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,41 @@ def tensors(tree: Any) -> Iterator[Tensor]:
     elif isinstance(tree, (tuple, list)):
         for item in tree:
             yield from tensors(item)
+
+
+def leaves(tree: Any) -> Iterator[Any]:
+    """Yield everything in a nested structure that is no tuple, list or mapping."""
+    if isinstance(tree, Mapping):
+        for value in tree.values():
+            yield from leaves(value)
+    elif isinstance(tree, (tuple, list)):
+        for item in tree:
+            yield from leaves(item)
+    else:
+        yield tree
+
+
+def fingerprint(tree: Any, *, depth: int = 8) -> Hashable:
+    """What tells structures apart by content; objects of unknown kind by their attributes."""
+    kind = type(tree).__name__
+    if depth == 0 or tree is None or isinstance(tree, (str, bytes, int, float, complex)):
+        return kind if depth == 0 else (kind, repr(tree))
+    if isinstance(tree, Tensor):
+        if tree.layout is not torch.strided:
+            tree = tree.to_dense()
+        flat = tree.detach().cpu().contiguous().reshape(-1)
+        return kind, str(tree.dtype), tuple(tree.shape), flat.view(torch.uint8).numpy().tobytes()
+    if isinstance(tree, np.ndarray):
+        return kind, str(tree.dtype), tree.shape, tree.tobytes()
+    if isinstance(tree, Mapping):
+        return kind, tuple((repr(k), fingerprint(v, depth=depth - 1)) for k, v in tree.items())
+    if isinstance(tree, (tuple, list)):
+        return kind, tuple(fingerprint(item, depth=depth - 1) for item in tree)
+    if isinstance(tree, (set, frozenset)):
+        return kind, frozenset(fingerprint(item, depth=depth - 1) for item in tree)
+    slots = [name for part in type(tree).__mro__ for name in getattr(part, "__slots__", ())]
+    inside = {name: getattr(tree, name, None) for name in slots} | getattr(tree, "__dict__", {})
+    return kind, fingerprint(inside, depth=depth - 1)
 
 
 def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:

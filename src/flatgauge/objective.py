@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import chain
@@ -18,10 +19,9 @@ from flatgauge.losses import Loss
 from flatgauge.memory import format_bytes, saved_bytes
 from flatgauge.nested import tensors
 from flatgauge.products import (
+    REENTRANT,
     GradientGraph,
-    Method,
     differentiate,
-    forward_product,
     nodes_from,
 )
 from flatgauge.subject import Subject
@@ -75,18 +75,18 @@ class Objective:
             self._try_out()
             try:
                 self._count_of, self.notes = find_count(
-                    loss, batches, partial(self._loss_and_gradient, subject), denominator
+                    loss, batches, partial(self._evaluated, subject), denominator
                 )
             except ValueError:
                 if subject.dtype is torch.float64 or subject.device.type == "mps":
                     raise
                 # Kernels round differently for one sample, and a ReLU may flip: look again in
                 # double precision before refusing.
-                double = Subject(subject.model, torch.float64)
+                double = subject.doubled()
                 self._count_of, self.notes = find_count(
-                    loss, batches, partial(self._loss_and_gradient, double), denominator
+                    loss, batches, partial(self._evaluated, double), denominator
                 )
-        self.count = sum(self._count_of(batch) for batch in batches)
+            self.count = sum(self._count_of(batch) for batch in batches)
         if not self.count > 0:
             raise ValueError(
                 f"the denominator of the loss over all data is {self.count}; every label is "
@@ -95,8 +95,7 @@ class Objective:
 
     def total(self, leaves: Sequence[Tensor], chunk: Batch) -> Tensor:
         """The loss summed over a chunk, at given values of the trainable parameters."""
-        total = self._raw(self._subject, leaves, chunk)
-        return total if self.loss.count is not None else total * self._count_of(chunk)
+        return self.total_of(self._subject, leaves, chunk)
 
     def value(self, leaves: Sequence[Tensor], chunk: Batch) -> float:
         """The loss summed over a chunk, as a number."""
@@ -128,7 +127,7 @@ class Objective:
     def graph_bytes(self, samples: int) -> float:
         """What the twice-differentiable graph of a chunk takes, measured on a few samples."""
         if self._bytes is None:
-            few = next(self.chunks(_FEW))
+            few = self.few()
             sizes = [few] if few.samples < 2 or not few.splittable else [few.rows(slice(1)), few]
             amounts = [self._measured_bytes(batch) for batch in sizes]
             slope = amounts[-1] / few.samples
@@ -160,40 +159,14 @@ class Objective:
         wanted = max(_WORKING_SET / each, _SMALLEST_CHUNK)
         return max(1, min(int(wanted), int(memory / (2 * WORKING) / each), self._batches.samples))
 
-    def works(self, method: Method) -> str | None:
-        """Try a way of differentiating twice on a few samples.
+    def few(self) -> Batch:
+        """A few samples that count, to try things out on."""
+        return next(self.chunks(_FEW))
 
-        Args:
-            method: The way.
-
-        Returns:
-            None if it works, else what torch says against it.
-        """
-        few = next(self.chunks(_FEW))
-        leaves = self._subject.leaves
-
-        def function(values: Sequence[Tensor]) -> Tensor:
-            return self.total(values, few)
-
-        vector = [torch.ones_like(leaf) for leaf in leaves]
-        ramp = [torch.linspace(-1, 1, x.numel()).to(x).reshape(x.shape) for x in leaves]
-
-        def attempt() -> str | None:
-            if method == "reverse":
-                graph = GradientGraph(function, leaves)
-                if graph.has_dead_end():
-                    return "a function in the model is marked once_differentiable"
-                products = graph.product(vector, last=False), graph.product(ramp, last=True)
-                if not _symmetric(vector, ramp, *products):
-                    return "torch's second derivative of some function is not symmetric"
-            elif method == "forward":
-                forward_product(function, leaves, vector)
-            return None
-
-        try:
-            return self._subject.holding(leaves, attempt)
-        except (RuntimeError, NotImplementedError) as error:
-            return str(error).strip().splitlines()[0]
+    def total_of(self, subject: Subject, leaves: Sequence[Tensor], chunk: Batch) -> Tensor:
+        """The loss summed over a chunk, by another subject (the model in double precision)."""
+        total = self._raw(subject, leaves, chunk)
+        return total if self.loss.count is not None else total * self._count_of(chunk)
 
     def _raw(self, subject: Subject, leaves: Sequence[Tensor], chunk: Batch) -> Tensor:
         """What the loss function itself returns: a total if its count is known, else a mean."""
@@ -201,10 +174,16 @@ class Objective:
         self.loss.check(output, chunk.target)
         return self.loss.total(output, chunk.target)
 
-    def _loss_and_gradient(self, subject: Subject, batch: Batch) -> Tensor:
+    def _evaluated(self, subject: Subject, batch: Batch, *, gradient: bool = True) -> Tensor:
         """Loss and entries of the gradient of a small batch, as one vector."""
         # Some entries of every parameter say as much as all about how samples add up.
         leaves = subject.leaves
+        if not gradient:
+            with torch.no_grad():
+                alone = subject.holding(
+                    leaves, lambda: self._raw(subject, leaves, subject.place(batch))
+                )
+            return alone.reshape(1)
 
         def loss_and_pieces() -> tuple[Tensor, Sequence[Tensor | None]]:
             value = self._raw(subject, leaves, subject.place(batch))
@@ -237,29 +216,29 @@ class Objective:
         few = self._subject.place(few.rows(slice(_FEW)) if few.splittable else few)
         with torch.no_grad():
             try:
-                output = self._subject(self._subject.leaves, few, with_labels=self.loss.own)
+                output, warned = _watched(
+                    lambda: self._subject(self._subject.leaves, few, with_labels=self.loss.own)
+                )
             except Exception as error:
                 shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors(few.inputs))
                 raise ValueError(
                     f"the model fails on inputs of shape {shapes} (the first samples of the data): "
                     f"{type(error).__name__}: {error}"
                 ) from error
+            if any("None of the inputs have requires_grad" in warning for warning in warned):
+                raise ValueError(REENTRANT)
             self.loss.check(output, few.target)
 
 
-def _symmetric(
-    u: Sequence[Tensor],
-    v: Sequence[Tensor],
-    of_u: Sequence[Tensor | None],
-    of_v: Sequence[Tensor | None],
-) -> bool:
-    """Whether v·Hu = u·Hv, as it must be for a Hessian."""
-
-    def dot(left: Sequence[Tensor], right: Sequence[Tensor | None]) -> float:
-        pairs = zip(left, right, strict=True)
-        return sum(float((a * b).sum()) for a, b in pairs if b is not None)
-
-    def size(pieces: Sequence[Tensor | None]) -> float:
-        return sum(float(piece.norm()) for piece in pieces if piece is not None)
-
-    return abs(dot(v, of_u) - dot(u, of_v)) <= 1e-3 * (size(v) * size(of_u) + size(u) * size(of_v))
+def _watched(action: Callable[[], Any]) -> tuple[Any, list[str]]:
+    """Do something and note its warnings, which are passed on (those of checkpoints are not)."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        result = action()
+    texts = [str(warning.message) for warning in caught]
+    for warning, text in zip(caught, texts, strict=True):
+        if "requires_grad" not in text:
+            warnings.warn_explicit(
+                warning.message, warning.category, warning.filename, warning.lineno
+            )
+    return result, texts

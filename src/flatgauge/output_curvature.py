@@ -69,8 +69,10 @@ class Softmax(OutputCurvature):
         for position in range(p.shape[1]):
             for k in range(p.shape[2] - 1):
                 after = tails[:, position, k + 1].clamp_min(torch.finfo(p.dtype).tiny)
-                pivot = p[:, position, k] * after / tails[:, position, k].clamp_min(
-                    torch.finfo(p.dtype).tiny
+                pivot = (
+                    p[:, position, k]
+                    * after
+                    / tails[:, position, k].clamp_min(torch.finfo(p.dtype).tiny)
                 )
                 column = torch.zeros_like(p)
                 column[:, position, k] = 1
@@ -144,9 +146,10 @@ class Diagonal(OutputCurvature):
         self._rest = torch.ones_like(values).scatter(1, picked, 0.0)
         for index in picked.T:
             roots = values.gather(1, index[:, None]).sqrt()
-            yield torch.zeros_like(values).scatter(1, index[:, None], roots).view_as(
-                self.values
-            ), None
+            yield (
+                torch.zeros_like(values).scatter(1, index[:, None], roots).view_as(self.values),
+                None,
+            )
 
     def mixtures(self, count: int, generator: Generator) -> Iterator[Column]:
         """± mixtures of the other outputs."""

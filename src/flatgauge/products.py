@@ -25,6 +25,13 @@ DESCRIPTIONS: dict[Method, str] = {
 }
 
 
+REENTRANT = (
+    "the model uses `torch.utils.checkpoint` with `use_reentrant=True`, which loses gradients and "
+    "cannot be differentiated twice; pass `use_reentrant=False` there, or switch checkpointing off "
+    "(`model.gradient_checkpointing_disable()` for Hugging Face models)."
+)
+
+
 class GradientGraph:
     """The gradient of a function with the graph that can be differentiated once more.
 
@@ -108,7 +115,9 @@ def differentiate(
         One tensor or None for every leaf.
 
     Raises:
-        ValueError: If the scalar depends on none of the leaves.
+        ValueError: If the scalar depends on none of the leaves, or the model has checkpoints
+            that cannot be differentiated this way.
+        RuntimeError: If torch cannot differentiate it.
     """
     if not value.requires_grad:
         raise ValueError(
@@ -116,7 +125,17 @@ def differentiate(
             "look for `torch.no_grad()`, `.detach()`, `.item()` or NumPy in the model's forward "
             "or in the loss."
         )
-    return torch.autograd.grad(value, leaves, create_graph=create_graph, allow_unused=True)
+    try:
+        pieces = torch.autograd.grad(value, leaves, create_graph=create_graph, allow_unused=True)
+    except RuntimeError as error:
+        if "use_reentrant" not in str(error) and "Checkpointing is not compatible" not in str(
+            error
+        ):
+            raise
+        raise ValueError(REENTRANT) from error
+    return [
+        piece.to_dense() if piece is not None and piece.is_sparse else piece for piece in pieces
+    ]
 
 
 def forward_product(

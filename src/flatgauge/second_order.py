@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from functools import partial
+from typing import Any
 
 from torch import Tensor
 
@@ -17,14 +19,15 @@ from flatgauge.products import (
     forward_product,
 )
 from flatgauge.subject import Subject
+from flatgauge.trials import ONCE, works
+
+
+class DeadEnd(Exception):
+    """A function cannot be differentiated twice in this way."""
 
 
 class SecondOrder:
-    """The best way of differentiating an objective twice, and the graphs it has kept.
-
-    Attributes:
-        notes: Why the way taken is not the first choice.
-    """
+    """The best way of differentiating an objective twice, and the graphs it has kept."""
 
     def __init__(
         self, subject: Subject, objective: Objective, layout: Layout, memory: int, products: str
@@ -33,38 +36,73 @@ class SecondOrder:
         self._objective = objective
         self._layout = layout
         self._memory = memory
-        self._method = None if products == "auto" else named_method(products)
+        self._asked = None if products == "auto" else named_method(products)
+        self._method = self._asked
+        self._complaints: dict[Method, str] = {}
         self._graphs: dict[int, GradientGraph] = {}
-        self.notes: list[str] = []
+
+    @property
+    def notes(self) -> list[str]:
+        """Why the way taken is not the first choice."""
+        if self._method is None:
+            return []
+        return [
+            f"products by {DESCRIPTIONS[self._method]}, as {failed} mode fails: {complaint}"
+            for failed, complaint in self._complaints.items()
+        ]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> SecondOrder:
+        """A copy without the graphs, which belong to the old parameters."""
+        twin = memo[id(self)] = type(self).__new__(type(self))
+        state = {**self.__dict__, "_graphs": {}}
+        twin.__dict__.update({name: copy.deepcopy(part, memo) for name, part in state.items()})
+        return twin
 
     @property
     def method(self) -> Method:
         """The way of differentiating twice: the one asked for, or the first that works."""
         if self._method is None:
-            complaints: dict[Method, str] = {}
             for method in METHODS:
-                complaint = self._objective.works(method)
+                if method in self._complaints:
+                    continue
+                complaint = works(method, self._objective, self._subject)
                 if complaint is None:
                     break
-                complaints[method] = complaint
+                self._complaints[method] = complaint
             self._method = method
-            self.notes = [
-                f"products by {DESCRIPTIONS[method]}, as {failed} mode fails: {complaint}"
-                for failed, complaint in complaints.items()
-            ]
         return self._method
 
-    def add(self, columns: Tensor, sums: Tensor, *, chunk: int) -> None:
+    def add(self, columns: Tensor, sums: Tensor, *, chunk: int) -> bool:
         """Add the objective's Hessian products with each row of `columns` to `sums`.
 
         Args:
             columns: Vectors (k, p), one per row.
             sums: Where to add the products (k, p).
             chunk: Samples at a time.
+
+        Returns:
+            Whether it was done; if not, only differences of the gradient are left.
+
+        Raises:
+            ValueError: If the way that the user asked for turns out to give wrong products.
         """
         vectors = [self._layout.pieces(column) for column in columns]
-        method, leaves = self.method, self._subject.leaves
-        self._subject.holding(leaves, lambda: self._add(method, vectors, sums, chunk))
+        while self.method != "differences":
+            method, leaves = self.method, self._subject.leaves
+            try:
+                self._subject.holding(leaves, lambda: self._add(method, vectors, sums, chunk))  # noqa: B023
+            except DeadEnd as error:  # In a branch that no sample has taken so far.
+                self.release()
+                if self._asked is not None:
+                    raise ValueError(
+                        f"`products={method!r}` does not work here: {error}; use "
+                        "`products='auto'` or 'differences'."
+                    ) from error
+                self._complaints[method], self._method = str(error), None
+                sums.zero_()
+            else:
+                return True
+        return False
 
     def _add(self, method: Method, vectors: list[list[Tensor]], sums: Tensor, chunk: int) -> None:
         """Add the products chunk by chunk."""
@@ -73,7 +111,11 @@ class SecondOrder:
             function = partial(self._objective.total, chunk=batch)
             if method == "forward":
                 for vector, total in zip(vectors, sums, strict=True):
-                    self._layout.add(total, forward_product(function, leaves, vector))
+                    try:
+                        product = forward_product(function, leaves, vector)
+                    except (RuntimeError, NotImplementedError) as error:
+                        raise DeadEnd(str(error).strip().splitlines()[0]) from error
+                    self._layout.add(total, product)
                 continue
             graph, kept = self._graph(position, function, chunk)
             for index, (vector, total) in enumerate(zip(vectors, sums, strict=True)):
@@ -89,6 +131,8 @@ class SecondOrder:
         if position in self._graphs:
             return self._graphs[position], True
         graph = GradientGraph(function, self._subject.leaves)
+        if graph.has_dead_end():
+            raise DeadEnd(ONCE)
         needed = KEPT * (len(self._graphs) + 1) + WORKING
         keep = needed * self._objective.graph_bytes(chunk) <= self._memory
         if keep:

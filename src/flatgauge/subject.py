@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from flatgauge.batch import LABEL_KEYS, Batch
+from flatgauge.batch import Batch
 from flatgauge.nested import map_tensors
 
 T = TypeVar("T")
@@ -52,7 +53,12 @@ class Subject:
         self._holder = _Holder(self.model)
         self.leaves: tuple[Tensor, ...] = ()
         self._others: dict[str, Tensor] = {}
+        self._buffers: set[str] = set()
         self.refresh()
+
+    def doubled(self) -> Subject:
+        """The same model in double precision."""
+        return self if self.dtype is torch.float64 else Subject(self.model, torch.float64)
 
     def refresh(self) -> bool:
         """Read the model again if its parameters or buffers changed.
@@ -76,6 +82,7 @@ class Subject:
                     f"`{name}` of the model holds {bad} of {value.numel()} values that are nan or "
                     "infinite; the training diverged, or the checkpoint is damaged."
                 )
+        self._buffers = {name for name, _ in self.model.named_buffers()}
         copies = {name: value.clone() for name, value in current.items()}
         self.leaves = tuple(copies.pop(name).requires_grad_() for name in self.names)
         self._others = copies
@@ -93,7 +100,10 @@ class Subject:
             What the model returns.
         """
         # Buffers are copied for every call: some models write to them even in eval mode.
-        state = {name: value.clone() for name, value in self._others.items()}
+        state = {
+            name: value.clone() if name in self._buffers else value
+            for name, value in self._others.items()
+        }
         state |= zip(self.names, leaves, strict=True)
         arguments, keywords = self.arguments(batch, with_labels=with_labels)
         return torch.func.functional_call(self.model, state, arguments, keywords)
@@ -110,7 +120,7 @@ class Subject:
         """What the model is called with for a batch: positional and keyword arguments."""
         inputs = batch.inputs
         if isinstance(inputs, Mapping):
-            return (), {k: v for k, v in inputs.items() if with_labels or k not in LABEL_KEYS}
+            return (), {k: v for k, v in inputs.items() if with_labels or k != batch.label_key}
         if isinstance(inputs, (tuple, list)):
             return tuple(inputs), {}
         return (inputs,), {}
@@ -140,7 +150,7 @@ class Subject:
             return tensor.to(self.device, dtype, copy=True)  # A model may write to its inputs.
 
         inputs, target = map_tensors(move, (batch.inputs, batch.target))
-        return Batch(inputs, target, batch.samples, batch.splittable)
+        return replace(batch, inputs=inputs, target=target)
 
     def _state(self) -> dict[str, Tensor]:
         """Every parameter and buffer in the precision of the computation."""

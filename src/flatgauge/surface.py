@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,8 +11,15 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from flatgauge.arguments import (
+    as_tensor,
+    check_finite,
+    check_options,
+    check_order,
+    finite_loss,
+)
 from flatgauge.batches import Batches
-from flatgauge.isolation import isolated
+from flatgauge.isolation import ALONE, isolated
 from flatgauge.layout import Layout
 from flatgauge.losses import Loss, resolve_loss
 from flatgauge.memory import available, parse_bytes
@@ -33,7 +41,9 @@ class LossSurface:
     with the model in eval mode. Vectors are flat, in the order of ``names``; ``split`` names
     their parts. The model is never moved and never left changed: parameters, ``.grad``, buffers,
     train/eval mode, hooks and random states stay as they are, also after an exception. Change
-    the model's parameters and the surface notices at the next call.
+    the model's parameters and the surface notices at the next call. Hooks that alter gradients in
+    the backward pass are no part of the function and are left out. Threads may share a model: one
+    measures at a time.
 
     Args:
         model: A ``torch.nn.Module`` (DDP- or compile-wrapped is fine).
@@ -50,8 +60,8 @@ class LossSurface:
         dtype: Precision of the computation; None follows the model (half precision is measured
             in float32). ``torch.float64`` measures a float32 model in double precision.
         weight_decay: Adds ½ · weight_decay · ‖θ‖² to the loss.
-        denominator: What a callable loss divides by, as a function of a batch's targets, where
-            that is neither the number of samples nor of labels other than -100.
+        denominator: What a callable loss divides by, as a function of a batch's targets (of its
+            inputs if it has no targets), where that cannot be found by watching it.
         products: How to differentiate twice: ``"reverse"``, ``"forward"``, ``"differences"``, or
             ``"auto"`` for the first of these that works.
         check_data: Whether to read a loader twice to see that it gives the same samples.
@@ -83,13 +93,14 @@ class LossSurface:
         products: str = "auto",
         check_data: bool = True,
     ) -> None:
-        _check_order(model, loss, data)
-        _check_options(chunk, dtype, weight_decay)
-        self._subject = Subject(model, dtype)
-        self._loss: Loss = resolve_loss(loss)
-        self.memory = available(self.device) // 2 if memory == "auto" else parse_bytes(memory)
-        self._batches = Batches(data, room=self.memory // 4, check=check_data)
-        self._objective = Objective(self._subject, self._loss, self._batches, denominator)
+        check_order(model, loss, data)
+        check_options(chunk, dtype, weight_decay)
+        self._loss: Loss = resolve_loss(loss, denominator)
+        with ALONE, torch.inference_mode(False):
+            self._subject = Subject(model, dtype)
+            self.memory = available(self.device) // 2 if memory == "auto" else parse_bytes(memory)
+            self._batches = Batches(data, room=self.memory // 4, check=check_data)
+            self._objective = Objective(self._subject, self._loss, self._batches, denominator)
         self._layout = Layout(self._subject.names, self._subject.leaves)
         self._second_order = SecondOrder(
             self._subject, self._objective, self._layout, self.memory, products
@@ -104,7 +115,8 @@ class LossSurface:
     @property
     def subject(self) -> Subject:
         """The model as a function of its parameters, for what is built on the surface."""
-        self._follow()
+        with ALONE, torch.inference_mode(False):
+            self._follow()
         return self._subject
 
     @property
@@ -130,8 +142,9 @@ class LossSurface:
     @property
     def point(self) -> Tensor:
         """The trainable parameters' values now, as one flat vector."""
-        self._follow()
-        return self._layout.flat([leaf.detach() for leaf in self._subject.leaves])
+        with ALONE, torch.inference_mode(False), torch.no_grad():
+            self._follow()
+            return self._layout.flat([leaf.detach() for leaf in self._subject.leaves])
 
     @property
     def size(self) -> int:
@@ -190,17 +203,16 @@ class LossSurface:
         Raises:
             ValueError: If the loss at the model's own parameters is not finite.
         """
-        self._follow()
-        if point is None and self._value is not None:
-            return self._value
-        leaves = self._leaves(point)
-        total = 0.0
         with isolated(self.model, self.device), torch.no_grad():
+            self._follow()
+            if point is None and self._value is not None:
+                return self._value
+            leaves, total = self._leaves(point), 0.0
             for chunk in self._objective.chunks(self.chunk):
                 total += self._objective.value(leaves, chunk)
-        value = total / self._objective.count + self._penalty(leaves)
-        if point is None:
-            self._value = _finite(value)
+            value = total / self._objective.count + self._penalty(leaves)
+            if point is None:
+                self._value = finite_loss(value)
         return math.inf if math.isnan(value) else value
 
     def gradient(self, point: Point | None = None) -> Tensor:
@@ -224,24 +236,26 @@ class LossSurface:
             The loss and a flat vector (p,).
 
         Raises:
-            ValueError: If the loss at the model's own parameters is not finite.
+            ValueError: If the loss or gradient at the model's own parameters is not finite.
         """
-        self._follow()
-        if point is None and self._gradient is not None and self._value is not None:
-            return self._value, self._gradient.clone()
-        leaves = self._leaves(point)
-        total, sums = 0.0, torch.zeros(self.size, dtype=self.dtype, device=self.device)
         with isolated(self.model, self.device):
+            self._follow()
+            if point is None and self._gradient is not None and self._value is not None:
+                return self._value, self._gradient.clone()
+            leaves, total = self._leaves(point), 0.0
+            sums = torch.zeros(self.size, dtype=self.dtype, device=self.device)
             for chunk in self._objective.chunks(self.chunk):
                 loss, pieces = self._objective.total_and_gradient(leaves, chunk)
                 total += loss
                 self._layout.add(sums, pieces)
-        value = total / self._objective.count + self._penalty(leaves)
-        gradient = sums / self._objective.count
-        if self.weight_decay:
-            gradient += self.weight_decay * self._layout.flat([x.detach() for x in leaves])
-        if point is None:
-            self._value, self._gradient = _finite(value), gradient.clone()
+            value = total / self._objective.count + self._penalty(leaves)
+            gradient = sums / self._objective.count
+            if self.weight_decay:
+                gradient += self.weight_decay * self._layout.flat([x.detach() for x in leaves])
+            if point is None:
+                self._value = finite_loss(value)
+                check_finite(self._layout.named(gradient), "gradient")
+                self._gradient = gradient.clone()
         return math.inf if math.isnan(value) else value, gradient
 
     def hvp(self, vectors: Tensor) -> Tensor:
@@ -257,26 +271,29 @@ class LossSurface:
             The product, of the same shape.
 
         Raises:
-            ValueError: If the vectors' length is not the number of parameters.
+            ValueError: If the vectors' length is not the number of parameters, or the Hessian
+                is not finite.
         """
+        vectors = as_tensor(vectors, "vectors")
         if vectors.dim() not in (1, 2) or len(vectors) != self.size:
             raise ValueError(
                 f"`vectors` has shape {tuple(vectors.shape)}, but the surface has {self.size} "
                 f"parameters; give a vector ({self.size},) or a matrix ({self.size}, k)."
             )
-        if not vectors.is_floating_point():
-            raise ValueError(f"`vectors` is {vectors.dtype}; give floating-point numbers.")
-        self._follow()
-        columns = vectors.detach().to(self.device, self.dtype).reshape(self.size, -1).T
-        sums = torch.zeros_like(columns, memory_format=torch.contiguous_format)
         with isolated(self.model, self.device):
-            if self._second_order.method == "differences":
+            self._follow()
+            columns = vectors.detach().to(self.device, self.dtype).reshape(self.size, -1).T
+            if columns.is_inference():
+                columns = columns.clone()
+            sums = torch.zeros_like(columns, memory_format=torch.contiguous_format)
+            if not self._second_order.add(columns, sums, chunk=self.chunk):
                 for column, product in zip(columns, sums, strict=True):
                     product += difference_product(self.gradient, self.point, column)
             else:
-                self._second_order.add(columns, sums, chunk=self.chunk)
                 sums /= self._objective.count
                 sums += self.weight_decay * columns
+            if sums.isnan().any() and not columns.isnan().any():
+                check_finite(self._layout.named(sums.T), "second derivative")
         self.matvecs += len(columns)
         return sums.T.reshape(vectors.shape).to(vectors.dtype)
 
@@ -315,10 +332,11 @@ class LossSurface:
         Returns:
             The same object until the parameters change.
         """
-        self._follow()
-        if key not in self._recalled:
-            self._recalled[key] = compute()
-        found: T = self._recalled[key]
+        with ALONE, torch.inference_mode(False):
+            self._follow()
+            if key not in self._recalled:
+                self._recalled[key] = compute()
+            found: T = self._recalled[key]
         return found
 
     def release(self) -> None:
@@ -348,6 +366,18 @@ class LossSurface:
             f"p={self.size}, {str(self.dtype).removeprefix('torch.')} on {self.device})"
         )
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> LossSurface:
+        twin = memo[id(self)] = type(self).__new__(type(self))
+        held = self.__dict__ | {"_recalled": {}}  # What was computed is computed anew.
+        twin.__dict__.update(copy.deepcopy(held, memo))
+        return twin
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise TypeError(
+            "a LossSurface holds functions and cannot be pickled; pickle model and data, and make "
+            "the surface anew with LossSurface(model, loss, data)."
+        )
+
     def _follow(self) -> None:
         """Notice a changed model: forget everything computed at its old parameters."""
         if self._subject.refresh():
@@ -359,7 +389,8 @@ class LossSurface:
         if point is None:
             return self._subject.leaves
         if isinstance(point, Mapping):
-            point = self.flatten(point)
+            point = self.flatten({k: as_tensor(v, f"point[{k!r}]") for k, v in point.items()})
+        point = as_tensor(point, "point")
         if point.shape != (self.size,):
             raise ValueError(
                 f"`point` has shape {tuple(point.shape)}, but the surface has {self.size} "
@@ -374,35 +405,3 @@ class LossSurface:
             return 0.0
         squares = (float(wide(leaf.detach()).square().sum()) for leaf in leaves)
         return self.weight_decay / 2 * sum(squares)
-
-
-def _finite(value: float) -> float:
-    if not math.isfinite(value):
-        raise ValueError(
-            f"the loss at the model's own parameters is {value}; the training diverged, or the "
-            "loss overflows on this data. Nothing can be measured there."
-        )
-    return value
-
-
-def _check_order(model: Any, loss: Any, data: Any) -> None:
-    """Catch arguments in the wrong order, as other tools have them."""
-    misplaced = isinstance(loss, nn.Module) and not isinstance(model, nn.Module)
-    if misplaced or isinstance(data, nn.Module):
-        kinds = ", ".join(type(item).__name__ for item in (model, loss, data))
-        raise TypeError(f"LossSurface got ({kinds}); the order is LossSurface(model, loss, data).")
-
-
-def _check_options(chunk: Any, dtype: torch.dtype | None, weight_decay: float) -> None:
-    """Refuse settings that mean nothing."""
-    if chunk is not None and (not isinstance(chunk, int) or chunk < 1):
-        raise ValueError(f"`chunk={chunk!r}` must be a number of samples, at least 1, or None.")
-    if dtype is not None and not isinstance(dtype, torch.dtype):
-        raise TypeError(f"`dtype={dtype!r}` must be torch.float32, torch.float64 or None.")
-    if dtype not in (None, torch.float32, torch.float64):
-        raise ValueError(
-            f"`dtype={dtype}` is too coarse for second derivatives; use torch.float32, "
-            "torch.float64, or None to follow the model."
-        )
-    if not (math.isfinite(weight_decay) and weight_decay >= 0):
-        raise ValueError(f"`weight_decay={weight_decay!r}` must be a finite number of at least 0.")

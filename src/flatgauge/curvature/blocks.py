@@ -119,7 +119,9 @@ def block_curvature(
     """
     wanted = frozenset(parts)
     if not wanted <= set(PARTS):
-        raise ValueError(f"the parts are {', '.join(PARTS)}, but got {sorted(wanted - set(PARTS))}.")
+        raise ValueError(
+            f"the parts are {', '.join(PARTS)}, but got {sorted(wanted - set(PARTS))}."
+        )
     name = surrogate.name if surrogate else ""
     sweeper = surface.recall(("sweeper", name), lambda: Sweeper(surface, surrogate))
     held: dict[int, Blocks] = surface.recall(("blocks", name, all_columns, probes), dict)
@@ -166,9 +168,7 @@ def _measured(
         for name, (means, errors) in estimates.items():
             weight = wide(values[name])
             layer = layers.get(name)
-            found[name] = Block(
-                name, False, plan.reasons[name], weight, means, errors, layer=layer
-            )
+            found[name] = Block(name, False, plan.reasons[name], weight, means, errors, layer=layer)
     ordered = {name: found[name] for name in surface.names}
     return Blocks(ordered, wanted, left_out)
 

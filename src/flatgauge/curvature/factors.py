@@ -175,4 +175,3 @@ class SubBlock(Operator):
         product = self._surface.split(self._surface.hvp(whole))
         found = [product[name].reshape(-1, columns.shape[1]) for name in self._names]
         return torch.cat(found).reshape(vectors.shape)
-

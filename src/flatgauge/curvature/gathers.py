@@ -75,11 +75,15 @@ class Rows(Gather):
 
     def hear(self, column: Tensor) -> None:
         """Add λ s²."""
-        self._s2 = self.chunk.squared(column.reshape(self._outputs.shape), self._s2, self.chunk.sign)
+        self._s2 = self.chunk.squared(
+            column.reshape(self._outputs.shape), self._s2, self.chunk.sign
+        )
 
     def hear_back(self, column: Tensor) -> None:
         """Add λ (Wᵀs)²."""
-        self._t2 = self.chunk.squared(column.reshape(self._squares.shape), self._t2, self.chunk.sign)
+        self._t2 = self.chunk.squared(
+            column.reshape(self._squares.shape), self._t2, self.chunk.sign
+        )
 
     def take(self) -> Parts:
         """‖a‖² Σs², s² (Wa)², a² (Wᵀs)² and ‖a‖² Σ(Wᵀs)²."""

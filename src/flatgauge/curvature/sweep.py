@@ -201,9 +201,7 @@ class Sweeper:
 
     def _inputs(self, batch: Batch) -> list[Any]:
         """What the model is called with, flattened."""
-        return pytree.tree_leaves(
-            self.surface.subject.arguments(batch, with_labels=self.loss.own)
-        )
+        return pytree.tree_leaves(self.surface.subject.arguments(batch, with_labels=self.loss.own))
 
     def _shares(self, batch: Batch) -> Tensor:
         """What every sample adds to the denominator of the loss."""

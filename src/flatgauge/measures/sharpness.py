@@ -60,7 +60,8 @@ def epsilon_sharpness(
         A lower bound of the maximum; each start's rise is in `details`.
 
     Raises:
-        ValueError: If an option is out of range, or the generator is missing.
+        ValueError: If an option is out of range, the generator is missing, or 1 + loss is not
+            positive.
 
     Example:
         At the bottom of ``½ (3 a² + b²)`` the worst direction is a:
@@ -72,7 +73,13 @@ def epsilon_sharpness(
         0.015
     """
     source = _source(generator, "epsilon_sharpness")
-    point = surface.point
+    point, scale = surface.point, 1 + surface.value()
+    if scale <= 0:
+        raise ValueError(
+            f"`epsilon_sharpness` divides by 1 + loss, but the loss here is {scale - 1:.6g}; it is "
+            "made for losses that are never negative. Add a constant to the loss, or use "
+            "`expected_sharpness`."
+        )
     rise = largest_increase(
         lambda u: surface.value_and_gradient(point + u),
         torch.zeros_like(point),
@@ -81,9 +88,10 @@ def epsilon_sharpness(
         steps=steps,
         generator=source,
     )
-    scale = 1 + surface.value()
+    negative = ("the loss is negative; 1 + loss is a scale only for losses of at least 0",)
     return replace(
         rise,
+        notes=rise.notes + (negative if scale < 1 else ()),
         value=rise.value / scale,
         details={key: value / scale for key, value in rise.details.items()},
         options={"epsilon": epsilon, "starts": starts, "steps": steps},

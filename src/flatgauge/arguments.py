@@ -1,0 +1,78 @@
+"""What may be given to a loss surface: arguments checked, points and vectors as tensors."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+
+def check_order(model: Any, loss: Any, data: Any) -> None:
+    """Catch arguments in the wrong order, as other tools have them."""
+    misplaced = isinstance(loss, nn.Module) and not isinstance(model, nn.Module)
+    if misplaced or isinstance(data, nn.Module):
+        kinds = ", ".join(type(item).__name__ for item in (model, loss, data))
+        raise TypeError(f"LossSurface got ({kinds}); the order is LossSurface(model, loss, data).")
+
+
+def check_options(chunk: Any, dtype: torch.dtype | None, weight_decay: float) -> None:
+    """Refuse settings that mean nothing."""
+    if chunk is not None and (not isinstance(chunk, int) or chunk < 1):
+        raise ValueError(f"`chunk={chunk!r}` must be a number of samples, at least 1, or None.")
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise TypeError(f"`dtype={dtype!r}` must be torch.float32, torch.float64 or None.")
+    if dtype not in (None, torch.float32, torch.float64):
+        raise ValueError(
+            f"`dtype={dtype}` is too coarse for second derivatives; use torch.float32, "
+            "torch.float64, or None to follow the model."
+        )
+    if not (math.isfinite(weight_decay) and weight_decay >= 0):
+        raise ValueError(f"`weight_decay={weight_decay!r}` must be a finite number of at least 0.")
+
+
+def as_tensor(numbers: Any, name: str) -> Tensor:
+    """Read a point or vectors, which may be a NumPy array.
+
+    Args:
+        numbers: What the user gave.
+        name: How the argument is called.
+
+    Returns:
+        The tensor.
+
+    Raises:
+        TypeError: If it is neither tensor nor array.
+        ValueError: If it holds no floating-point numbers.
+    """
+    if isinstance(numbers, np.ndarray):
+        numbers = torch.as_tensor(numbers)
+    if not isinstance(numbers, Tensor):
+        raise TypeError(f"`{name}` is a {type(numbers).__name__}; give a tensor or a NumPy array.")
+    if not numbers.is_floating_point():
+        raise ValueError(f"`{name}` is {numbers.dtype}; give floating-point numbers.")
+    return numbers
+
+
+def finite_loss(value: float) -> float:
+    """Refuse a loss that is not finite at the model's own parameters."""
+    if not math.isfinite(value):
+        raise ValueError(
+            f"the loss at the model's own parameters is {value}; the training diverged, or the "
+            "loss overflows on this data. Nothing can be measured there."
+        )
+    return value
+
+
+def check_finite(parts: dict[str, Tensor], what: str) -> None:
+    """Refuse a derivative that is not finite, and name the parameters it is taken by."""
+    bad = [name for name, part in parts.items() if not torch.isfinite(part).all()]
+    if bad:
+        names = ", ".join(f"`{name}`" for name in bad[:3]) + (", ..." if len(bad) > 3 else "")
+        raise ValueError(
+            f"the {what} by {names} is not finite, where the loss is; look for a square "
+            "root, a norm or a logarithm at zero in model or loss, and keep it away from there "
+            "(`torch.sqrt(x + 1e-12)`)."
+        )
