@@ -59,3 +59,22 @@ def bowl(curvatures: list[float]) -> LossSurface:
     nn.init.zeros_(model.weight)
     inputs = torch.diag((len(scales) * scales / 2).sqrt())
     return LossSurface(model, "mse", (inputs, torch.zeros(len(scales), 1, dtype=torch.float64)))
+
+
+def linear_regression(weight: float) -> LossSurface:
+    """The loss ``(3w − 1)²``: one linear layer of one weight; the second derivative is 18.
+
+    Args:
+        weight: The weight.
+
+    Returns:
+        The surface.
+
+    Example:
+        >>> linear_regression(2.0).value()
+        25.0
+    """
+    model = nn.Linear(1, 1, bias=False).double()
+    nn.init.constant_(model.weight, weight)
+    inputs = torch.full((1, 1), 3.0, dtype=torch.float64)
+    return LossSurface(model, "mse", (inputs, torch.ones_like(inputs)))

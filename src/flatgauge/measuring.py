@@ -5,16 +5,22 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
 
+from flatgauge.curvature.blocks import block_curvature
+from flatgauge.curvature.taps import PARTS
 from flatgauge.estimators import Estimate
 from flatgauge.measures import Measure, registry
 from flatgauge.report import Report, facts_of
 from flatgauge.surface import LossSurface
 
 Progress = Callable[[str, int, int], None]
+
+#: The purpose of the source of randomness that measures of one sweep share.
+_SHARED = "curvature"
 
 
 def measure(
@@ -26,8 +32,8 @@ def measure(
 ) -> Report:
     """Measure how flat a surface is at its point.
 
-    Each measure draws from a source of its own, made from the seed and the measure's name: its
-    value does not depend on which others are measured beside it.
+    Measures that need the exact sweep share one. Random numbers come from sources made of the
+    seed and their purpose: a value does not depend on which others are measured beside it.
 
     Args:
         surface: Where to measure.
@@ -64,12 +70,16 @@ def measure(
 
         with bar(surface) as listener:
             return measure(surface, measures=measures, seed=seed, progress=listener)
+    if callable(progress):
+        progress("sweep", 0, len(wanted))
+    _sweep(surface, wanted, seed)
     estimates = {}
     for done, (item, options) in enumerate(wanted):
         if callable(progress):
             progress(item.name, done, len(wanted))
         if item.draws:
-            options = options | {"generator": _source(seed, item.name)}
+            purpose = _SHARED if item.needs else item.name
+            options = options | {"generator": _source(seed, purpose)}
         try:
             estimates[item.name] = item.function(surface, **options)
         except (ValueError, RuntimeError, MemoryError) as error:
@@ -79,6 +89,17 @@ def measure(
                 math.nan, converged=False, notes=(f"could not be measured: {error}",)
             )
     return Report(estimates, facts_of(surface, seed=seed))
+
+
+def _sweep(surface: LossSurface, wanted: list[tuple[Measure, dict[str, Any]]], seed: int) -> None:
+    """Sweep once for all measures that share it; each finds its part there."""
+    needs = {part for item, _ in wanted for part in item.needs if part in PARTS}
+    if needs:
+        # Where the sweep fails, the measures that need it say so themselves.
+        with suppress(ValueError, RuntimeError, MemoryError):
+            names = {item.name for item, _ in wanted if set(item.needs) & set(PARTS)}
+            alone = names == {"hessian_trace"}
+            block_curvature(surface, needs, estimate=not alone, generator=_source(seed, _SHARED))
 
 
 def _source(seed: int, name: str) -> torch.Generator:

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Generator, Tensor
 
 from flatgauge.curvature.estimated import estimated_blocks
 from flatgauge.curvature.sweep import Sweeper
+from flatgauge.curvature.summary import LayerValue, as_shares, spread
 from flatgauge.curvature.tally import Tally, collect
 from flatgauge.curvature.taps import PARTS
-from flatgauge.estimators.probes import required
+from flatgauge.estimators.probes import branches, digest
 from flatgauge.layers import Layer
 from flatgauge.losses import Loss
 from flatgauge.precision import wide
 from flatgauge.surface import LossSurface
 
-#: Marks results without randomness, which hold for every generator.
-_EXACT = -1
+#: Mark results without randomness, which hold for every generator: complete, or partial.
+_EXACT, _SWEPT = -1, -2
 
 #: Hessian products per part, for parameters that cannot be swept.
 DEFAULT_PROBES = 48
@@ -39,7 +39,8 @@ class Block:
         stderr: How far the estimator may be off, by part; zero where exact.
         data_stderr: How far other samples of the same kind would move it, by part; of the
             diagonal it is not known.
-        samples: Every sample's share in a part, units added up (N,): their mean is the value.
+        samples: Every sample's share in a part, units added up (N,): their mean is the value, and
+            their spread over √N its data error.
         layer: How the parameter is contracted, None for parameters that are no layers.
     """
 
@@ -58,18 +59,52 @@ class Block:
         """The squared Frobenius norm of the parameter."""
         return float(self.weight.square().sum())
 
+    def layer_value(self, part: str, scale: float) -> LayerValue:
+        """A part of one number, times a factor, with its errors."""
+        samples = self.samples.get(part)
+        return LayerValue(
+            scale * float(self.values[part]),
+            stderr=scale * float(self.stderr[part]),
+            data_stderr=None if samples is None else scale * spread(samples),
+            samples=None if samples is None else scale * samples,
+            exact=self.exact,
+        )
+
+    def unit_value(self, part: str, how: str) -> LayerValue:
+        """The sum of a part over the units, or the largest, with its errors."""
+        values, stderr = self.values[part], self.stderr[part]
+        samples = self.samples.get(part)
+        if how == "sum":
+            data_stderr = None if samples is None else spread(samples)
+            error = float(stderr.sum())
+            return LayerValue(
+                float(values.sum()), error, 0.0, data_stderr, samples, exact=self.exact
+            )
+        unit = int(values.argmax())
+        known = self.data_stderr.get(part)
+        return LayerValue(
+            float(values[unit]),
+            float(stderr[unit]),
+            0.0,
+            None if known is None else float(known[unit]),
+            exact=self.exact,
+        )
+
 
 @dataclass(frozen=True)
 class Blocks(Mapping[str, Block]):
-    """The blocks of all trainable parameters, by name, in the model's order.
+    """The blocks of the trainable parameters, by name, in the model's order.
 
     Attributes:
+        blocks: By name.
         parts: What is known of each.
+        missing: The parameters that were left out because they cannot be swept, and why.
         left_out: Samples without a loss.
     """
 
     blocks: Mapping[str, Block]
     parts: frozenset[str]
+    missing: Mapping[str, str] = field(default_factory=dict)
     left_out: int = 0
 
     def __getitem__(self, name: str) -> Block:
@@ -93,6 +128,7 @@ def block_curvature(
     *,
     surrogate: Loss | None = None,
     all_columns: bool = False,
+    estimate: bool = True,
     probes: int = DEFAULT_PROBES,
     generator: Generator | None = None,
 ) -> Blocks:
@@ -107,6 +143,7 @@ def block_curvature(
         parts: What to measure; see `PARTS`.
         surrogate: Another loss of the same outputs and targets, None for the surface's own.
         all_columns: Whether to be exact also where a sample has more than 63 outputs.
+        estimate: Whether to estimate what cannot be swept; else it is left out.
         probes: Hessian products per part for blocks that are not exact.
         generator: Source of randomness, required where not everything is exact.
 
@@ -125,15 +162,25 @@ def block_curvature(
     name = surrogate.name if surrogate else ""
     sweeper = surface.recall(("sweeper", name), lambda: Sweeper(surface, surrogate))
     held: dict[int, Blocks] = surface.recall(("blocks", name, all_columns, probes), dict)
-    state = b"" if generator is None else bytes(generator.get_state().numpy())
-    for key in (_EXACT, zlib.crc32(state)):
+    drawn = digest(generator) if estimate else _SWEPT
+    for key in (_EXACT, drawn):
         if key in held and wanted <= held[key].parts:
             return held[key]
         wanted |= held[key].parts if key in held else frozenset()
-    blocks = _measured(sweeper, wanted, all_columns, probes, generator)
-    exact = all(block.exact for block in blocks.values())
-    held[_EXACT if exact else zlib.crc32(state)] = blocks
+    if not estimate:
+        for blocks in held.values():
+            if wanted <= blocks.parts:
+                return _without_estimates(blocks, sweeper.plan.reasons)
+    blocks = _measured(sweeper, wanted, all_columns, probes if estimate else 0, generator)
+    complete = not blocks.missing and all(block.exact for block in blocks.values())
+    held[_EXACT if complete else drawn] = blocks
     return blocks
+
+
+def _without_estimates(blocks: Blocks, reasons: Mapping[str, str]) -> Blocks:
+    """Leave out what was not swept."""
+    swept = {name: block for name, block in blocks.items() if name not in reasons}
+    return replace(blocks, blocks=swept, missing=reasons)
 
 
 def _measured(
@@ -143,34 +190,41 @@ def _measured(
     probes: int,
     generator: Generator | None,
 ) -> Blocks:
-    """Sweep what is exact, estimate the rest."""
+    """Sweep what is exact; estimate the rest, if with any probes."""
     surface, plan = sweeper.surface, sweeper.plan
     values = surface.subject.state
-    exact = frozenset(plan.exact)
+    sources = None if generator is None else branches(generator)
     found: dict[str, Block] = {}
     left_out = 0
-    if exact:
-        swept, shares, left_out = _swept(sweeper, exact, wanted, all_columns, generator)
-        for name in exact:
+    if plan.exact:
+        names = frozenset(plan.exact)
+        mixing = None if sources is None else sources("mixtures")
+        swept, shares, left_out = _swept(sweeper, names, wanted, all_columns, mixing)
+        decay = surface.weight_decay if sweeper.own else 0.0
+        for name in names:
             layer = plan.layers.get(name)
-            decay = surface.weight_decay if sweeper.own else 0.0
             found[name] = _finished(name, values[name], layer, swept[name], shares, wanted, decay)
-    rest = [name for name in surface.names if name not in exact]
-    if rest:
+    rest = [name for name in surface.names if name not in found]
+    missing = {} if probes else {name: plan.reasons[name] for name in rest}
+    if rest and probes:
         if not sweeper.own:
             raise ValueError(
-                f"`{sweeper.loss.name}` has no estimator where the sweep is not exact: "
-                f"`{rest[0]}` ({plan.reasons[rest[0]]})."
+                f"`{sweeper.loss.name}` is measured by the sweep alone, which is not exact for "
+                f"`{rest[0]}`: {plan.reasons[rest[0]]}."
             )
         layers = {name: plan.layers[name] for name in rest if name in plan.layers}
-        source = required(generator, caller="block_curvature(surface)", otherwise="a seed")
-        estimates = estimated_blocks(surface, rest, layers, wanted, probes, source)
+        if sources is None:
+            raise ValueError(
+                f"`{rest[0]}` cannot be swept ({plan.reasons[rest[0]]}); estimating it draws random "
+                "vectors and needs a generator; pass `generator=torch.Generator().manual_seed(0)`."
+            )
+        estimates = estimated_blocks(surface, rest, layers, wanted, probes, sources)
         for name, (means, errors) in estimates.items():
+            reason, layer = plan.reasons[name], layers.get(name)
             weight = wide(values[name])
-            layer = layers.get(name)
-            found[name] = Block(name, False, plan.reasons[name], weight, means, errors, layer=layer)
-    ordered = {name: found[name] for name in surface.names}
-    return Blocks(ordered, wanted, left_out)
+            found[name] = Block(name, False, reason, weight, means, errors, layer=layer)
+    ordered = {name: found[name] for name in surface.names if name in found}
+    return Blocks(ordered, wanted, missing, left_out)
 
 
 def _swept(
@@ -229,7 +283,7 @@ def _finished(
         data_stderr[part] = tally.data_error(part, shares)
         own = tally.samples.get(part)
         if own is not None:
-            samples[part] = torch.cat(own) * (len(shares) / count) + added.sum()
+            samples[part] = as_shares(torch.cat(own), shares) + added.sum()
     uncertain = any(bool(error.any()) for error in stderr.values())
     reason = "it is swept by the heaviest columns and mixtures of the rest" if uncertain else ""
     return Block(name, not uncertain, reason, weight, values, stderr, data_stderr, samples, layer)

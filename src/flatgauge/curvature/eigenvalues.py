@@ -6,11 +6,13 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Generator, Tensor
 
 from flatgauge.curvature.factors import Kept, KeptColumns, LayerBlock, SubBlock, keeps_gradients
 from flatgauge.curvature.layer_taps import LayerTap
 from flatgauge.curvature.operator import Operator
+from flatgauge.curvature.summary import spread
 from flatgauge.curvature.sweep import MOST_COLUMNS, Sweeper
 from flatgauge.estimators import top_eigenvalues
 from flatgauge.estimators.eigen import Eigenpairs
@@ -73,7 +75,7 @@ def block_eigenvalues(
         pairs = top_eigenvalues(
             operator, tolerance=tolerance, max_matvecs=max_matvecs, generator=generator
         )
-        found[name] = _finished(pairs, operator, surface)
+        found[name] = _finished(pairs, operator)
 
     groups, rest = _grouped(sweeper, names)
     for group in groups:
@@ -113,6 +115,7 @@ def _grouped(sweeper: Sweeper, names: Sequence[str]) -> tuple[list[list[str]], l
 def _blocks(sweeper: Sweeper, names: Sequence[str]) -> Iterator[tuple[str, LayerBlock]]:
     """Sweep once and keep what the blocks of some layers are made of."""
     kept: dict[str, list[Kept]] = {name: [] for name in names}
+    counts = []
     wanted = frozenset({"columns"})
     passes = sweeper.passes(frozenset(names), wanted, all_columns=True, generator=None)
     for chunk in passes:
@@ -121,27 +124,23 @@ def _blocks(sweeper: Sweeper, names: Sequence[str]) -> Iterator[tuple[str, Layer
         for tap in chunk.taps:
             if isinstance(tap, LayerTap) and isinstance(tap.gather, KeptColumns):
                 kept[tap.layer.name].append(tap.gather.kept())
-    surface = sweeper.surface
+        counts.append(chunk.shares)
     for name in names:
-        parts = kept.pop(name)
-        yield name, LayerBlock(sweeper.plan.layers[name], parts, surface, surface.weight_decay)
+        layer, parts = sweeper.plan.layers[name], kept.pop(name)
+        yield name, LayerBlock(layer, parts, torch.cat(counts), sweeper.surface)
 
 
-def _finished(pairs: Eigenpairs, operator: Operator, surface: LossSurface) -> TopEigenvalue:
+def _finished(pairs: Eigenpairs, operator: Operator) -> TopEigenvalue:
     """The eigenvalue with every sample's share in it."""
-    samples = data_stderr = None
+    samples = None
     if isinstance(operator, LayerBlock):
-        shares = operator.shares(pairs.vectors[:, 0].to(operator.dtype))
-        count = surface.objective.count
-        samples = shares * (len(shares) / count) + surface.weight_decay
-        if len(samples) > 1:
-            data_stderr = float(samples.std() / math.sqrt(len(samples)))
+        samples = operator.shares(pairs.vectors[:, 0].to(operator.dtype))
     return TopEigenvalue(
         float(pairs.values[0]),
         float(pairs.bounds[0]),
         float(pairs.residuals[0]),
         pairs.converged,
         pairs.matvecs,
-        data_stderr,
+        None if samples is None else spread(samples),
         samples,
     )

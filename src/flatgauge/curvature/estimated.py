@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from torch import Generator, Tensor
@@ -27,7 +27,7 @@ def estimated_blocks(
     layers: Mapping[str, Layer],
     wanted: frozenset[str],
     probes: int,
-    generator: Generator,
+    sources: Callable[[str], Generator],
 ) -> dict[str, Found]:
     """Estimate the blocks of some parameters, all with the same products.
 
@@ -41,7 +41,7 @@ def estimated_blocks(
         layers: Those among them that are layers.
         wanted: The parts.
         probes: Products per kind of random vector, at least two.
-        generator: Source of randomness.
+        sources: Gives a source of randomness for every kind of random vector.
 
     Returns:
         By parameter: means and standard errors by part.
@@ -59,7 +59,7 @@ def estimated_blocks(
         if not parts or not taking:
             continue
         sums: dict[tuple[str, str], tuple[Tensor, Tensor]] = {}
-        drawn = _drawn(surface, params, taking, layers, kind[0], probes, generator)
+        drawn = _drawn(surface, params, taking, layers, kind[0], probes, sources(kind[0]))
         for vector, product in drawn:
             for name in taking:
                 values = wide(vector[name]) * wide(product[name])

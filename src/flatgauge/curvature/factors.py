@@ -7,6 +7,7 @@ from torch import Tensor
 
 from flatgauge.curvature.gathers import Gather, Positions
 from flatgauge.curvature.operator import Operator
+from flatgauge.curvature.summary import as_shares
 from flatgauge.curvature.taps import Chunk, Parts
 from flatgauge.layers import Layer
 from flatgauge.surface import LossSurface
@@ -93,28 +94,30 @@ class LayerBlock(Operator):
     Args:
         layer: The layer.
         kept: What was kept.
+        counts: Every sample's share in the denominator of the loss (N,).
         surface: The surface it belongs to.
-        decay: What weight decay adds to the diagonal.
     """
 
-    def __init__(self, layer: Layer, kept: list[Kept], surface: LossSurface, decay: float) -> None:
+    def __init__(
+        self, layer: Layer, kept: list[Kept], counts: Tensor, surface: LossSurface
+    ) -> None:
         size = torch.Size(layer.shape).numel()
         super().__init__(size, surface.dtype, surface.device)
-        self._layer, self._kept, self._decay = layer, kept, decay
-        self._count = surface.objective.count
+        self._layer, self._kept, self._counts = layer, kept, counts
+        self._decay = surface.weight_decay
 
     def __matmul__(self, vectors: Tensor) -> Tensor:
         columns = vectors.reshape(self.shape[0], -1).T
         products = torch.stack([self._product(column) for column in columns], dim=1)
-        return products.reshape(vectors.shape) / self._count + self._decay * vectors
+        return products.reshape(vectors.shape) / float(self._counts.sum()) + self._decay * vectors
 
     def shares(self, vector: Tensor) -> Tensor:
-        """Every sample's share in vᵀ H v, not yet divided by anything (N,)."""
+        """Every sample's share in vᵀ H v of a unit vector (N,): their mean is the form."""
         parts = []
         for kept in self._kept:
             forms = self._forms(kept, vector)
             parts.append((forms.square() * kept.signs).sum(1, dtype=torch.float64))
-        return torch.cat(parts)
+        return as_shares(torch.cat(parts), self._counts) + self._decay
 
     def _product(self, vector: Tensor) -> Tensor:
         total = torch.zeros_like(vector)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Callable
+
 import torch
 from torch import Generator, Tensor
 
@@ -28,6 +31,30 @@ def required(generator: Generator | None, *, caller: str, otherwise: str) -> Gen
             f"`generator=torch.Generator().manual_seed(0)`, or {otherwise}."
         )
     return generator
+
+
+def digest(generator: Generator | None) -> int:
+    """A number that tells the states of generators apart."""
+    return 0 if generator is None else zlib.crc32(generator.get_state().numpy().tobytes())
+
+
+def branches(generator: Generator) -> Callable[[str], Generator]:
+    """Make sources of randomness that do not depend on each other's use.
+
+    Args:
+        generator: Where they come from; it advances by one number.
+
+    Returns:
+        Gives the source that belongs to a purpose.
+    """
+    root = int(torch.randint(2**31, (1,), generator=generator, device=generator.device))
+
+    def branch(purpose: str) -> Generator:
+        # One number of 32 bits: torch's generator on the CPU ignores all higher ones.
+        seed = zlib.crc32(f"{root} {purpose}".encode())
+        return Generator(device=generator.device).manual_seed(seed)
+
+    return branch
 
 
 def direction(matrix: Matrix, generator: Generator) -> Tensor:

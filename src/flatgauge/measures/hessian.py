@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 from torch import Generator
 
 from flatgauge.curvature import Hessian
+from flatgauge.curvature.blocks import Blocks, block_curvature
+from flatgauge.curvature.factors import SubBlock
+from flatgauge.curvature.summary import combined, told
 from flatgauge.estimators import Estimate, top_eigenvalues, trace
 from flatgauge.estimators.probes import required
+from flatgauge.graph import UnsupportedGraphError
 from flatgauge.measures.registry import measure
 from flatgauge.surface import LossSurface
 
@@ -20,16 +27,17 @@ DEFAULT_PROBES = 48
     geometry="weights",
     functional="trace",
     invariant_to={"permutation", "output_shift"},
-    cost="48 Hessian products, or as many as asked for; exact with one per parameter",
-    needs=("products",),
+    cost="one sweep (about classes + 2 gradients) where it is exact, else 48 Hessian products",
+    needs=("trace",),
 )
 def hessian_trace(
     surface: LossSurface,
     *,
+    method: str = "sweep",
     probes: int | None = None,
     tolerance: float | None = None,
     max_matvecs: int = 500,
-    method: str = "hutch++",
+    all_columns: bool = False,
     generator: Generator | None = None,
 ) -> Estimate:
     r"""Sum of all eigenvalues of the Hessian over all trainable parameters.
@@ -43,22 +51,26 @@ def hessian_trace(
         as large as one likes without changing the function.
 
     Cost:
-        One Hessian product per probe. The default budget leaves an error of some 3 to 20 %,
-        which the standard error tells; a tolerance takes as many as it needs.
+        One sweep over the data gives the traces of all parameters in which the output is linear,
+        exactly. The others, or all of them by another method, take one Hessian product per
+        probe: the default budget leaves an error of some 3 to 20 %, which the standard error
+        tells; a tolerance takes as many as it needs.
 
     Reference:
         [meyer2021hutchpp] for the estimator.
 
     Args:
         surface: Where to measure.
+        method: ``"sweep"`` for the exact sweep and Hutch++ for the rest; ``"hutch++"`` or
+            ``"hutchinson"`` for all.
         probes: Products to spend, as a fixed budget; 48 if no ``tolerance`` is given.
         tolerance: Error to reach instead, relative to the value, with 95 % confidence.
         max_matvecs: Most products to spend on reaching the tolerance.
-        method: ``"hutch++"`` or ``"hutchinson"``.
-        generator: Source of randomness, required unless p products are affordable.
+        all_columns: Whether the sweep is to be exact also with 64 or more outputs.
+        generator: Source of randomness, required where not everything is exact.
 
     Returns:
-        The estimate with its standard error; `exact` where every column was multiplied.
+        The estimate with its standard error.
 
     Raises:
         ValueError: If an option is out of range, or a generator is needed and missing.
@@ -74,13 +86,34 @@ def hessian_trace(
     """
     if probes is None and tolerance is None:
         probes = DEFAULT_PROBES
-    return trace(
-        Hessian(surface),
+    swept = Blocks({}, frozenset())
+    notes = []
+    if method == "sweep":
+        try:
+            swept = block_curvature(
+                surface, ("trace",), all_columns=all_columns, estimate=False, generator=generator
+            )
+        except UnsupportedGraphError as error:
+            notes.append(f"not swept, but estimated: {error}")
+        notes += told(swept.missing)
+    known = combined({n: b.layer_value("trace", 1.0) for n, b in swept.items()}, "sum")
+    rest = tuple(name for name in surface.names if name not in swept)
+    if not rest:
+        return replace(known, layers={}, notes=tuple(notes))
+    estimate = trace(
+        SubBlock(surface, rest) if swept else Hessian(surface),
         probes=probes,
         tolerance=tolerance,
         max_matvecs=max_matvecs,
-        method=method,
+        method="hutch++" if method == "sweep" else method,
         generator=generator,
+    )
+    return replace(
+        estimate,
+        value=estimate.value + known.value,
+        stderr=math.hypot(estimate.stderr, known.stderr),
+        exact=estimate.exact and known.exact,
+        notes=(*notes, *estimate.notes),
     )
 
 

@@ -1,0 +1,166 @@
+"""From one number per layer to one number for the network, with its errors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from torch import Tensor
+
+from flatgauge.estimators import Estimate
+
+#: How many layers a note names before it counts the others.
+_NAMED = 3
+
+
+@dataclass(frozen=True)
+class LayerValue:
+    """A layer's number and how far it may be off.
+
+    Attributes:
+        value: The number.
+        stderr: From the estimator's own randomness.
+        bound: What an iterative solver left.
+        data_stderr: From the choice of samples, None if not known.
+        samples: Every sample's share (N,): their mean is the value; None if not known.
+        exact: Whether it is the definition itself, up to rounding.
+        converged: Whether the solver met its tolerance.
+    """
+
+    value: float
+    stderr: float = 0.0
+    bound: float = 0.0
+    data_stderr: float | None = None
+    samples: Tensor | None = None
+    exact: bool = True
+    converged: bool = True
+
+
+def select(names: Iterable[str], layers: str | Sequence[str] | None) -> list[str]:
+    """The layers that patterns name.
+
+    Args:
+        names: All layers.
+        layers: Glob patterns, None for all.
+
+    Returns:
+        The names, in their order.
+
+    Raises:
+        ValueError: If there are no layers, or a pattern matches none.
+    """
+    names = list(names)
+    if not names:
+        raise ValueError(
+            "the model has no layers: no trainable parameter is contracted with an activation by "
+            "a linear map, a matrix product or a convolution. Measures that need no layers are "
+            "`hessian_trace`, `hessian_max_eigenvalue`, `epsilon_sharpness`, `expected_sharpness`."
+        )
+    if layers is None:
+        return names
+    patterns = [layers] if isinstance(layers, str) else list(layers)
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name in names):
+            raise ValueError(
+                f"`layers={pattern!r}` matches no layer; the layers are {', '.join(names)}."
+            )
+    return [name for name in names if any(fnmatchcase(name, p) for p in patterns)]
+
+
+def combined(
+    values: Mapping[str, LayerValue],
+    how: str,
+    *,
+    units: Mapping[str, Tensor] | None = None,
+    notes: Sequence[str] = (),
+    options: Mapping[str, object] | None = None,
+    details: Mapping[str, float] | None = None,
+) -> Estimate:
+    """Join the layers' numbers.
+
+    Args:
+        values: By layer.
+        how: ``"sum"``, ``"max"``, or ``"last"``.
+        units: The values of every layer's units.
+        notes: What the reader must know.
+        options: The settings the values depend on.
+        details: Further numbers.
+
+    Returns:
+        The estimate. Errors of a sum are added up, as those of layers are not independent.
+    """
+    layers = {name: item.value for name, item in values.items()}
+    if how == "sum":
+        parts = list(values.values())
+        value = math.fsum(layers.values())
+        data_stderr = _error_of_sum(parts)
+    else:
+        chosen = max(layers, key=lambda n: layers[n]) if how == "max" else list(layers)[-1]
+        parts = [values[chosen]]
+        value, data_stderr = layers[chosen], values[chosen].data_stderr
+        notes = [*notes, f"the {'largest' if how == 'max' else 'last'} layer is `{chosen}`"]
+    everywhere = parts if how == "last" else list(values.values())
+    bound = sum(part.bound for part in parts)
+    return Estimate(
+        value,
+        stderr=sum(part.stderr for part in parts),
+        data_stderr=data_stderr,
+        bound=bound or None,
+        exact=all(part.exact for part in everywhere),
+        converged=all(part.converged for part in everywhere),
+        layers=layers,
+        units=units or {},
+        details=details or {},
+        options=options or {},
+        notes=tuple(notes),
+    )
+
+
+def _error_of_sum(parts: Sequence[LayerValue]) -> float | None:
+    """The data error of a sum, from every sample's share in all layers together."""
+    shares = [part.samples for part in parts]
+    known = [share for share in shares if share is not None]
+    return None if len(known) < len(shares) else spread(sum(known[1:], known[0]))
+
+
+def as_shares(totals: Tensor, counts: Tensor) -> Tensor:
+    """Every sample's share in a ratio, such that their mean is the ratio and their spread its error.
+
+    Args:
+        totals: What every sample adds above the line (N,).
+        counts: What it adds below (N,).
+
+    Returns:
+        The shares: the ratio plus the residual totals − ratio · counts over the mean count.
+    """
+    ratio = totals.sum() / counts.sum()
+    return ratio + (totals - ratio * counts) / counts.mean()
+
+
+def spread(shares: Tensor) -> float:
+    """The standard error of the mean of shares; nan for a single one."""
+    if len(shares) < 2:
+        return math.nan
+    return float(shares.std() / math.sqrt(len(shares)))
+
+
+def told(reasons: Mapping[str, str]) -> list[str]:
+    """Notes on what could not be swept.
+
+    Args:
+        reasons: Why, by parameter.
+
+    Returns:
+        One note per reason.
+    """
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in reasons.items():
+        by_reason.setdefault(reason, []).append(f"`{name}`")
+    notes = []
+    for reason, names in by_reason.items():
+        shown = ", ".join(names[:_NAMED])
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        notes.append(f"{shown}{more} estimated: {reason}")
+    return notes
