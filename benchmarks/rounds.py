@@ -69,21 +69,22 @@ def cpu_seconds(action: Action) -> tuple[float, Any]:
 
 
 def timed(
-    unit: Action, methods: Sequence[Method], *, rounds: int
+    unit: Action, methods: Sequence[Method], *, rounds: int, warm_up: int = 1
 ) -> tuple[list[Timing], list[float]]:
-    """Time methods beside a unit; a first round warms up and is dropped.
+    """Time methods beside a unit.
 
     Args:
         unit: What costs 1.
         methods: What to time. Every round begins with another one.
         rounds: How many rounds count.
+        warm_up: How many rounds before them do not.
 
     Returns:
         What the methods cost, in their order, and the seconds of every unit.
     """
     timings = [Timing(method.name) for method in methods]
     units: list[float] = []
-    for number in range(rounds + 1):
+    for number in range(warm_up + rounds):
         before, _ = cpu_seconds(unit)
         for position in range(len(methods)):
             index = (position + number) % len(methods)
@@ -91,7 +92,7 @@ def timed(
             seconds, result = cpu_seconds(action)
             del action
             after, _ = cpu_seconds(unit)
-            if number > 0:
+            if number >= warm_up:
                 timings[index].ratios.append(seconds / ((before + after) / 2))
                 timings[index].result = result
                 units.append(after)

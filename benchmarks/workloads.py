@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 
 import torch
@@ -26,20 +27,22 @@ class Kind:
     Attributes:
         about: What it is, in a few words.
         build: Makes the untrained network.
-        data: Name of the real data set.
+        data: Name of the real data set; None if there is none, and images are always synthetic.
         shape: Of one image.
         samples: At full scale.
         batches: Batch sizes that suit it; which of them suits a tool best is tried out.
         epochs: Of training.
+        classes: How many.
     """
 
     about: str
     build: Callable[[], nn.Module]
-    data: str
+    data: str | None
     shape: tuple[int, int, int]
     samples: int
     batches: tuple[int, ...]
     epochs: int
+    classes: int = 10
 
 
 @dataclass(frozen=True)
@@ -86,8 +89,8 @@ def load(name: str, *, scale: float = 1.0, folder: str | None = None) -> Workloa
     """
     kind = KINDS[name]
     samples = max(round(kind.samples * scale / _GRAIN), 1) * _GRAIN
-    if folder is None:
-        inputs, targets = _synthetic(kind.shape, samples)
+    if folder is None or kind.data is None:
+        inputs, targets = _synthetic(kind.shape, samples, kind.classes)
     else:
         spec = f"{kind.data}:{folder}"
         inputs, targets = load_dataset(spec, limit=samples, mean=0.5, std=0.25)
@@ -104,12 +107,12 @@ def _divisor(samples: int, size: int) -> int:
     return next(d for d in range(min(size, samples), 0, -1) if samples % d == 0)
 
 
-def _synthetic(shape: tuple[int, int, int], samples: int) -> tuple[Tensor, Tensor]:
-    """Images of ten classes: a smooth pattern of the class under unit noise."""
+def _synthetic(shape: tuple[int, int, int], samples: int, classes: int) -> tuple[Tensor, Tensor]:
+    """Images: a smooth pattern of the class under unit noise."""
     generator = Generator().manual_seed(0)
-    patterns = torch.randn(10, shape[0], 7, 7, generator=generator)
+    patterns = torch.randn(classes, shape[0], 7, 7, generator=generator)
     means = F.interpolate(patterns, size=shape[1:], mode="bilinear", align_corners=True)
-    targets = torch.randint(10, (samples,), generator=generator)
+    targets = torch.randint(classes, (samples,), generator=generator)
     noise = torch.randn(samples, *shape, generator=generator)
     return noise + _CONTRAST * means[targets], targets
 
@@ -120,17 +123,17 @@ def _train(model: nn.Module, inputs: Tensor, targets: Tensor, *, epochs: int) ->
     for _ in range(epochs):
         for index in torch.split(torch.randperm(len(inputs)), 100):
             optimizer.zero_grad()
-            F.cross_entropy(model(inputs[index]), targets[index]).backward()  # type: ignore[no-untyped-call]
+            F.cross_entropy(model(inputs[index]), targets[index]).backward()
             optimizer.step()
 
 
-def mlp() -> nn.Module:
-    """784-512-512-512-512-512-10 with ReLU."""
+def mlp(classes: int = 10) -> nn.Module:
+    """784-512-512-512-512-512-classes with ReLU."""
     widths = [784, 512, 512, 512, 512, 512]
     layers: list[nn.Module] = [nn.Flatten()]
     for before, after in pairwise(widths):
         layers += [nn.Linear(before, after), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(widths[-1], 10))
+    return nn.Sequential(*layers, nn.Linear(widths[-1], classes))
 
 
 def lenet() -> nn.Module:
@@ -143,7 +146,12 @@ def lenet() -> nn.Module:
 
 
 class ResidualBlock(nn.Module):
-    """Two 3×3 convolutions with batch-norm around a shortcut without parameters."""
+    """Two 3×3 convolutions with batch-norm around a shortcut without parameters.
+
+    Attributes:
+        stride: Of the first convolution.
+        extra: How many more channels come out than go in.
+    """
 
     def __init__(self, before: int, after: int, stride: int) -> None:
         super().__init__()
@@ -151,14 +159,14 @@ class ResidualBlock(nn.Module):
         self.bn1 = nn.BatchNorm2d(after)
         self.conv2 = nn.Conv2d(after, after, 3, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(after)
-        self._stride, self._extra = stride, after - before
+        self.stride, self.extra = stride, after - before
 
     def forward(self, x: Tensor) -> Tensor:
         """The block's output; a wider one takes every other pixel and pads with zero channels."""
         y = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
-        if self._extra:
-            x = x[:, :, :: self._stride, :: self._stride]
-            x = F.pad(x, (0, 0, 0, 0, self._extra // 2, self._extra // 2))
+        if self.extra:
+            x = x[:, :, :: self.stride, :: self.stride]
+            x = F.pad(x, (0, 0, 0, 0, self.extra // 2, self.extra // 2))
         return F.relu(x + y)
 
 
@@ -174,8 +182,18 @@ def resnet20() -> nn.Module:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
 
 
+#: What the benchmarks time unless told otherwise.
+STANDARD = ("W1", "W2", "W3")
+
+#: The one with a thousand classes.
+MANY_CLASSES = "W1K"
+
 KINDS = {
     "W1": Kind("MLP 784-512⁵-10", mlp, "mnist", (1, 28, 28), 10_000, (500, 1000, 2500), 2),
     "W2": Kind("LeNet-5", lenet, "mnist", (1, 28, 28), 10_000, (100, 250, 1000), 2),
     "W3": Kind("ResNet-20", resnet20, "cifar10", (3, 32, 32), 1_000, (20, 50, 100), 4),
+    MANY_CLASSES: Kind(
+        *("MLP 784-512⁵-1000", partial(mlp, 1000), None, (1, 28, 28), 500, (100, 250, 500), 8),
+        classes=1000,
+    ),
 }

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 from cases import Case
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -53,3 +53,58 @@ def directions(size: int, count: int = 3) -> Tensor:
     """Random columns to multiply by."""
     generator = torch.Generator().manual_seed(1)
     return torch.randn(size, count, generator=generator, dtype=torch.float64)
+
+
+# -- blocks, as the papers define them ---------------------------------------------------------
+
+
+def dense_blocks(case: Case) -> dict[str, Tensor]:
+    """The Hessian's diagonal block of every parameter."""
+    hessian = dense_hessian(case)
+    blocks, start = {}, 0
+    for name, parameter in case.model.named_parameters():
+        stop = start + parameter.numel()
+        blocks[name] = hessian[start:stop, start:stop]
+        start = stop
+    return blocks
+
+
+def rows_and_columns(module: nn.Module | None, weight: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """For every output unit and every input unit of a layer, a mask of its weights."""
+    groups = getattr(module, "groups", 1)
+    if isinstance(module, (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)):
+        inputs, outputs = weight.shape[0], weight.shape[1] * groups
+        place = lambda o, i: (i, o % weight.shape[1])  # noqa: E731
+    elif module is None:  # a matrix on the right: (in, out)
+        inputs, outputs = weight.shape
+        place = lambda o, i: (i, o)  # noqa: E731
+    else:
+        inputs, outputs = weight.shape[1] * groups, weight.shape[0]
+        place = lambda o, i: (o, i % weight.shape[1])  # noqa: E731
+    rows = [torch.zeros_like(weight, dtype=torch.bool) for _ in range(outputs)]
+    columns = [torch.zeros_like(weight, dtype=torch.bool) for _ in range(inputs)]
+    for o in range(outputs):
+        for i in range(inputs):
+            if o // (outputs // groups) == i // (inputs // groups):
+                rows[o][place(o, i)] = True
+                columns[i][place(o, i)] = True
+    return rows, columns
+
+
+def form(weight: Tensor, mask: Tensor, block: Tensor) -> float:
+    """wᵀ H w along the weights of one unit."""
+    direction = (weight * mask).reshape(-1)
+    return float(direction @ block @ direction)
+
+
+def relative(weight: Tensor, rows: list[Tensor], block: Tensor, groups: int) -> float:
+    """Σ ⟨w_s, w_s'⟩ tr H_ss' over the units of every group."""
+    total = 0.0
+    size = len(rows) // groups
+    for s, one in enumerate(rows):
+        for t, other in enumerate(rows):
+            if s // size == t // size:
+                here, there = one.reshape(-1).nonzero()[:, 0], other.reshape(-1).nonzero()[:, 0]
+                trace = block[here, there].sum()
+                total += float((weight[one] * weight[other]).sum() * trace)
+    return total

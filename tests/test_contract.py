@@ -6,6 +6,7 @@ import copy
 import inspect
 import math
 import random
+from functools import cache
 
 import numpy as np
 import pytest
@@ -28,19 +29,24 @@ def run(name: str, surface: LossSurface, *, seed: int = 0, **options) -> Estimat
     return item.function(surface, **options)
 
 
+@cache
+def shared(case: str, twin: int) -> LossSurface:
+    """One surface for all measures: reading the graph anew for each would take long."""
+    return build(case).surface()
+
+
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", MEASURES)
 def test_deterministic_finite_counted_and_clean(name, case):
-    built = build(case)
-    surface = built.surface()
-    before = state_of(built.model)
+    surface = shared(case, 0)
+    before = state_of(surface.model)
     spent = surface.matvecs
     estimate = run(name, surface)
     assert math.isfinite(estimate.value)
     assert estimate.converged
     assert estimate.matvecs == surface.matvecs - spent
-    assert run(name, built.surface()).value == estimate.value
-    torch.testing.assert_close(state_of(built.model), before, rtol=0, atol=0)
+    assert run(name, shared(case, 1)).value == estimate.value
+    torch.testing.assert_close(state_of(surface.model), before, rtol=0, atol=0)
 
 
 def state_of(model: nn.Module) -> dict[str, object]:
@@ -67,8 +73,8 @@ def test_needs_a_surface_and_a_generator(name):
     with pytest.raises(TypeError, match=rf"`{name}` measures a LossSurface, but got a Sequential"):
         registry[name].function(nn.Sequential())
     if registry[name].draws:
-        wide = nn.Linear(200, 3)
-        surface = LossSurface(wide, "cross_entropy", (torch.randn(5, 200), torch.arange(5) % 3))
+        smooth = nn.Sequential(nn.Linear(200, 40), nn.GELU(), nn.Linear(40, 3))
+        surface = LossSurface(smooth, "cross_entropy", (torch.randn(5, 200), torch.arange(5) % 3))
         with pytest.raises(ValueError, match=r"needs a generator; pass `generator=torch\.Gen"):
             registry[name].function(surface)
 
@@ -82,16 +88,17 @@ def moved(case: Case, group: str) -> Case | None:
     if not isinstance(model, nn.Sequential) or not isinstance(model[0], nn.Linear):
         return None
     first, second, last = model[0], model[2], model[-1]
-    factors = torch.tensor([2.0**k for k in (-3, 4, 2, -1, 5)]).double()
     order = torch.tensor([3, 0, 4, 1, 2])
     with torch.no_grad():
         match group:
-            case "layerwise" | "nodewise" | "rows":
-                scale = torch.full((5,), 16.0).double() if group == "layerwise" else factors
-                first.weight *= scale[:, None]
-                if first.bias is not None:
-                    first.bias *= scale
-                second.weight /= scale
+            case "layerwise":
+                rescale(first, second, [16.0] * 5)
+                rescale(second, last, [0.25] * 4)
+            case "nodewise":
+                rescale(first, second, [2.0**k for k in (-3, 4, 2, -1, 5)])
+                rescale(second, last, [2.0**k for k in (1, -2, 6, 3)])
+            case "rows":
+                rescale(second, last, [2.0**k for k in (1, -2, 6, 3)])
             case "permutation":
                 first.weight[:] = first.weight[order]
                 if first.bias is not None:
@@ -102,6 +109,15 @@ def moved(case: Case, group: str) -> Case | None:
             case _:
                 return None
     return Case(model, case.loss, case.torch_loss, case.inputs, case.targets)
+
+
+def rescale(layer: nn.Linear, after: nn.Linear, factors: list[float]) -> None:
+    """Multiply what enters a layer's units, divide what leaves them."""
+    scale = torch.tensor(factors).double()
+    layer.weight *= scale[:, None]
+    if layer.bias is not None:
+        layer.bias *= scale
+    after.weight /= scale
 
 
 #: Cases whose first two layers are linear and whose activations are positively homogeneous.
@@ -125,6 +141,8 @@ def test_claimed_invariances_hold(name, group, case):
     allowed = 5 * (before.error + after.error) + 1e-10 * abs(before.value)
     if name == "epsilon_sharpness":
         allowed = 0.02 * before.value  # a lower bound found from other random starts
+    if group != "permutation" and group != "output_shift" and not registry[name].draws:
+        allowed = 0.0  # Powers of two lose no bit.
     assert abs(after.value - before.value) <= allowed
 
 

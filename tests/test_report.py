@@ -66,7 +66,7 @@ def test_progress_is_told_before_each_measure():
         measures=["hessian_trace", "expected_sharpness"],
         progress=lambda *now: told.append(now),
     )
-    assert told == [("hessian_trace", 0, 2), ("expected_sharpness", 1, 2)]
+    assert told == [("sweep", 0, 2), ("hessian_trace", 0, 2), ("expected_sharpness", 1, 2)]
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_progress_is_told_before_each_measure():
         (
             {"hessian_trace": {"seed": 3}},
             ValueError,
-            "has no option 'seed'; its options are probes",
+            "has no option 'seed'; its options are method, probes",
         ),
     ],
 )

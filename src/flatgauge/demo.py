@@ -15,8 +15,8 @@ from flatgauge.report import Report
 from flatgauge.report.table import aligned, header
 from flatgauge.surface import LossSurface
 
-#: The factor between the two ways of writing the network; a power of two loses no bit.
-FACTOR = 32.0
+#: Every hidden unit gets one of these factors in turn; powers of two lose no bit.
+FACTORS = (1.0, 256.0, 0.25, 16.0)
 
 
 def run(say: Callable[[str], None], *, seed: int = 0) -> tuple[Report, Report]:
@@ -41,14 +41,16 @@ def run(say: Callable[[str], None], *, seed: int = 0) -> tuple[Report, Report]:
     before = measure(LossSurface(model, "cross_entropy", (images, labels)), seed=seed)
     say(header(before.facts))
     say(
-        f"\nNow the same network, written differently: layer 1 times {FACTOR:g}, layer 2 divided "
-        f"by {FACTOR:g}.\nLargest change of any output on the test set: {change:g}\n"
+        "\nNow the same network, written differently: what enters each hidden unit times one of\n"
+        f"{', '.join(f'{factor:g}' for factor in FACTORS)}, what leaves it divided by it.\n"
+        f"Largest change of any output on the test set: {change:g}\n"
     )
     after = measure(LossSurface(twin, "cross_entropy", (images, labels)), seed=seed)
     say("\n".join(aligned(_side_by_side(before, after))))
     say(
         "\nThe function is the same to the last bit; the classical measures of its flatness are "
-        "not.\nThey depend on how the network is written."
+        "not:\nthey depend on how the network is written. κ divides out one factor per layer, ρ "
+        "one per unit:\nρ has not moved by one bit."
     )
     return before, after
 
@@ -77,29 +79,30 @@ def train(images: Tensor, labels: Tensor, *, seed: int) -> nn.Sequential:
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
     for _ in range(600):
         optimizer.zero_grad()
-        F.cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
+        F.cross_entropy(model(images), labels).backward()
         optimizer.step()
     return model
 
 
 def rescaled(model: nn.Sequential) -> nn.Sequential:
-    """The same function with other weights: every first-layer unit times `FACTOR`.
+    """The same function with other weights: every hidden unit times one of `FACTORS`.
 
     Args:
         model: A network made by `train`; not changed.
 
     Returns:
-        A copy in which what enters the first hidden layer is multiplied and what leaves it
-        is divided.
+        A copy in which what enters the hidden units is multiplied and what leaves them is
+        divided.
     """
     twin = copy.deepcopy(model)
-    first, second = twin[1], twin[3]
-    assert isinstance(first, nn.Linear)
-    assert isinstance(second, nn.Linear)
-    with torch.no_grad():
-        first.weight.mul_(FACTOR)
-        first.bias.mul_(FACTOR)
-        second.weight.div_(FACTOR)
+    for layer, after in ((twin[1], twin[3]), (twin[3], twin[5])):
+        assert isinstance(layer, nn.Linear)
+        assert isinstance(after, nn.Linear)
+        factors = torch.tensor(FACTORS).repeat(layer.out_features // len(FACTORS))
+        with torch.no_grad():
+            layer.weight.mul_(factors[:, None])
+            layer.bias.mul_(factors)
+            after.weight.div_(factors)
     return twin
 
 

@@ -76,8 +76,8 @@ class ModelGraph:
             model: The model, in eval mode.
             arguments: Positional inputs of an example call.
             keywords: Keyword inputs of an example call.
-            samples: How many samples the example holds, at least two; 0 where its tensors do not have
-                the samples in front.
+            samples: How many samples the example holds, at least two; 0 where its tensors do not
+                have the samples in front.
 
         Raises:
             UnsupportedGraphError: If torch.export cannot follow the model.
@@ -127,6 +127,9 @@ class ModelGraph:
 
         Returns:
             Its value.
+
+        Raises:
+            AssertionError: If the graph does not compute it.
         """
         given = iter(inputs)
         arguments = []
@@ -141,7 +144,7 @@ class ModelGraph:
             runner.run(*arguments)
         except _ReachedError as reached:
             return reached.value
-        raise AssertionError("the graph does not compute this node")
+        raise AssertionError(f"the graph does not compute {until}")
 
     def sample_axis(self, node: fx.Node) -> SampleAxis | None:
         """Where in a node's output the samples lie, None where that is not certain."""
@@ -239,7 +242,7 @@ def arguments_of(node: fx.Node) -> dict[str, Any]:
     """A node's arguments by the names of the operation's schema, defaults filled in."""
     schema = getattr(node.target, "_schema", None)
     if schema is None:
-        return dict(enumerate(node.args)) | dict(node.kwargs)  # type: ignore[arg-type]
+        return {str(i): value for i, value in enumerate(node.args)} | dict(node.kwargs)
     named = {}
     for position, argument in enumerate(schema.arguments):
         if position < len(node.args):

@@ -69,13 +69,13 @@ class Layer:
         return grouped.transpose(1, 2) if self.kind == "transposed" else grouped
 
     def original(self, values: Tensor) -> Tensor:
-        """Bring an array (groups, out, in, taps) back to the parameter's shape."""
+        """Bring an array (..., groups, out, in, taps) back to the parameter's shape."""
         if self.kind == "linear":
-            matrix = values[0, :, :, 0]
-            return matrix if self.out_axis == 0 else matrix.T
+            matrix = values[..., 0, :, :, 0]
+            return matrix if self.out_axis == 0 else matrix.mT
         if self.kind == "transposed":
-            values = values.transpose(1, 2)
-        return values.reshape(self.shape)
+            values = values.transpose(-3, -2)
+        return values.reshape(*values.shape[:-4], *self.shape)
 
     def contract(self, activations: Tensor, weights: Tensor) -> Tensor:
         """Contract activations with weights of the parameter's shape; no bias is added.
@@ -167,7 +167,8 @@ def _linear(
         node,
         position,
         "linear",
-        *axes,
+        out_axis=axes[0],
+        in_axis=axes[1],
         bias=names.get(bias) if bias is not None else None,
     )
 
@@ -200,7 +201,8 @@ def _convolution(
         node,
         0,
         "transposed" if transposed else "convolution",
-        *((1, 0) if transposed else (0, 1)),
+        out_axis=1 if transposed else 0,
+        in_axis=0 if transposed else 1,
         groups=arguments["groups"],
         bias=names.get(bias) if bias is not None else None,
         stride=stride,

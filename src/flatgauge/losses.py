@@ -320,6 +320,9 @@ def normalized_cross_entropy() -> Loss:
 
     Equation (20) to (22) of Tsuzuku et al. 2019: neither scaling nor shifting the outputs
     changes it. A sample with constant logits has none.
+
+    Returns:
+        The loss.
     """
 
     def total(output: Any, target: Tensor) -> Tensor:

@@ -70,9 +70,13 @@ def measure(
 
         with bar(surface) as listener:
             return measure(surface, measures=measures, seed=seed, progress=listener)
-    if callable(progress):
-        progress("sweep", 0, len(wanted))
-    _sweep(surface, wanted, seed)
+    parts, estimate = _shared(wanted)
+    if parts:
+        if callable(progress):
+            progress("sweep", 0, len(wanted))
+        # Where the sweep fails, the measures that need it say so themselves.
+        with suppress(ValueError, RuntimeError, MemoryError):
+            block_curvature(surface, parts, estimate=estimate, generator=_source(seed, _SHARED))
     estimates = {}
     for done, (item, options) in enumerate(wanted):
         if callable(progress):
@@ -91,15 +95,13 @@ def measure(
     return Report(estimates, facts_of(surface, seed=seed))
 
 
-def _sweep(surface: LossSurface, wanted: list[tuple[Measure, dict[str, Any]]], seed: int) -> None:
-    """Sweep once for all measures that share it; each finds its part there."""
-    needs = {part for item, _ in wanted for part in item.needs if part in PARTS}
-    if needs:
-        # Where the sweep fails, the measures that need it say so themselves.
-        with suppress(ValueError, RuntimeError, MemoryError):
-            names = {item.name for item, _ in wanted if set(item.needs) & set(PARTS)}
-            alone = names == {"hessian_trace"}
-            block_curvature(surface, needs, estimate=not alone, generator=_source(seed, _SHARED))
+def _shared(wanted: list[tuple[Measure, dict[str, Any]]]) -> tuple[set[str], bool]:
+    """What one sweep can yield for all measures, and whether estimates are wanted too."""
+    needs: set[str] = set()
+    for item, options in wanted:
+        if not {"all_columns", "probes"} & options.keys():  # These need a sweep of their own.
+            needs |= set(item.needs)
+    return needs & set(PARTS), "estimates" in needs
 
 
 def _source(seed: int, name: str) -> torch.Generator:

@@ -1,7 +1,7 @@
 """The second derivatives of a loss by the model's outputs, as sums of columns u uᵀ.
 
 Every form here holds, for each sample, a matrix B over its outputs, and hands it out as columns
-with B = Σ sign · u uᵀ: all of them, or the heaviest and random mixtures of the rest.
+with B = Σ weight · u uᵀ: all of them, or the heaviest and random mixtures of the rest.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Generator, Tensor
 
 from flatgauge.precision import wide
 
-#: One column for every sample, shaped like the outputs, and its signs where not all are positive.
+#: One column for every sample, shaped like the outputs, and its weights where not all are one.
 Column = tuple[Tensor, Tensor | None]
 
 
@@ -133,11 +133,11 @@ class Diagonal(OutputCurvature):
 
     def columns(self) -> Iterator[Column]:
         """One unit vector per output."""
-        roots = self.values.flatten(1).sqrt()
+        values = self.values.flatten(1)
         for k in range(self.rank):
-            column = torch.zeros_like(roots)
-            column[:, k] = roots[:, k]
-            yield column.view_as(self.values), None
+            column = torch.zeros_like(values)
+            column[:, k] = 1
+            yield column.view_as(self.values), values[:, k]
 
     def heavy(self, count: int) -> Iterator[Column]:
         """The outputs of largest curvature."""
@@ -145,11 +145,8 @@ class Diagonal(OutputCurvature):
         picked = values.topk(min(count, self.rank), dim=1).indices
         self._rest = torch.ones_like(values).scatter(1, picked, 0.0)
         for index in picked.T:
-            roots = values.gather(1, index[:, None]).sqrt()
-            yield (
-                torch.zeros_like(values).scatter(1, index[:, None], roots).view_as(self.values),
-                None,
-            )
+            column = torch.zeros_like(values).scatter(1, index[:, None], 1.0)
+            yield column.view_as(self.values), values.gather(1, index[:, None])[:, 0]
 
     def mixtures(self, count: int, generator: Generator) -> Iterator[Column]:
         """± mixtures of the other outputs."""
@@ -160,7 +157,7 @@ class Diagonal(OutputCurvature):
 
 @dataclass
 class Dense(OutputCurvature):
-    """Any symmetric B, by its eigenvectors, the signs kept.
+    """Any symmetric B, by its eigenvectors, weighted by their eigenvalues with their signs.
 
     Attributes:
         matrices: B (n, outputs, outputs).
@@ -176,13 +173,10 @@ class Dense(OutputCurvature):
         self.rank = self.matrices.shape[1]
 
     def columns(self) -> Iterator[Column]:
-        """The eigenvectors, scaled by the roots of their eigenvalues."""
+        """The eigenvectors."""
         values, vectors = torch.linalg.eigh(self.matrices)
-        positive = bool((values >= 0).all())
         for k in range(self.rank):
-            column = vectors[:, :, k] * values[:, k].abs().sqrt()[:, None]
-            sign = None if positive else values[:, k].sign()
-            yield column.unflatten(1, self.shape), sign
+            yield vectors[:, :, k].unflatten(1, self.shape), values[:, k]
 
     def heavy(self, count: int) -> Iterator[Column]:
         """Not for a matrix that is written out."""

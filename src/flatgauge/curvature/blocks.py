@@ -9,8 +9,8 @@ import torch
 from torch import Generator, Tensor
 
 from flatgauge.curvature.estimated import estimated_blocks
-from flatgauge.curvature.sweep import Sweeper
 from flatgauge.curvature.summary import LayerValue, as_shares, spread
+from flatgauge.curvature.sweep import Sweeper
 from flatgauge.curvature.tally import Tally, collect
 from flatgauge.curvature.taps import PARTS
 from flatgauge.estimators.probes import branches, digest
@@ -62,20 +62,21 @@ class Block:
     def layer_value(self, part: str, scale: float) -> LayerValue:
         """A part of one number, times a factor, with its errors."""
         samples = self.samples.get(part)
+        scaled = None if samples is None else scale * samples
         return LayerValue(
             scale * float(self.values[part]),
             stderr=scale * float(self.stderr[part]),
-            data_stderr=None if samples is None else scale * spread(samples),
-            samples=None if samples is None else scale * samples,
+            data_stderr=spread(scaled),
+            samples=scaled,
             exact=self.exact,
         )
 
     def unit_value(self, part: str, how: str) -> LayerValue:
         """The sum of a part over the units, or the largest, with its errors."""
         values, stderr = self.values[part], self.stderr[part]
-        samples = self.samples.get(part)
         if how == "sum":
-            data_stderr = None if samples is None else spread(samples)
+            samples = self.samples.get(part)
+            data_stderr = spread(samples)
             error = float(stderr.sum())
             return LayerValue(
                 float(values.sum()), error, 0.0, data_stderr, samples, exact=self.exact
@@ -86,7 +87,7 @@ class Block:
             float(values[unit]),
             float(stderr[unit]),
             0.0,
-            None if known is None else float(known[unit]),
+            None if known is None or known.isnan().any() else float(known[unit]),
             exact=self.exact,
         )
 
@@ -215,8 +216,9 @@ def _measured(
         layers = {name: plan.layers[name] for name in rest if name in plan.layers}
         if sources is None:
             raise ValueError(
-                f"`{rest[0]}` cannot be swept ({plan.reasons[rest[0]]}); estimating it draws random "
-                "vectors and needs a generator; pass `generator=torch.Generator().manual_seed(0)`."
+                f"`{rest[0]}` cannot be swept ({plan.reasons[rest[0]]}); estimating it draws "
+                "random vectors and needs a generator; pass "
+                "`generator=torch.Generator().manual_seed(0)`."
             )
         estimates = estimated_blocks(surface, rest, layers, wanted, probes, sources)
         for name, (means, errors) in estimates.items():

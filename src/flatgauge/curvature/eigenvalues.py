@@ -141,6 +141,6 @@ def _finished(pairs: Eigenpairs, operator: Operator) -> TopEigenvalue:
         float(pairs.residuals[0]),
         pairs.converged,
         pairs.matvecs,
-        None if samples is None else spread(samples),
+        spread(samples),
         samples,
     )

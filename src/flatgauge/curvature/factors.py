@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
@@ -28,7 +30,7 @@ class KeptColumns(Gather):
     def __init__(self, chunk: Chunk, layer: Layer, weight: Tensor, activations: int) -> None:
         super().__init__(chunk, layer, weight, activations)
         self._columns: list[Tensor] = []
-        self._signs: list[Tensor] = []
+        self._factors: list[Tensor] = []
         self._weight = weight
 
     def open(self, inputs: Tensor, outputs: Tensor) -> None:
@@ -39,8 +41,8 @@ class KeptColumns(Gather):
     def hear(self, column: Tensor) -> None:
         """Keep the column."""
         self._columns.append(column)
-        sign = self.chunk.sign
-        self._signs.append(column.new_ones(len(column)) if sign is None else sign)
+        factor = self.chunk.factor
+        self._factors.append(column.new_ones(len(column)) if factor is None else factor)
 
     def take(self) -> Parts:
         """Nothing: what is kept is asked for by `kept`."""
@@ -53,27 +55,28 @@ class KeptColumns(Gather):
     def kept(self) -> Kept:
         """What was kept of this chunk."""
         columns = torch.stack(self._columns, dim=1)  # (n, c, folds, ...)
-        signs = torch.stack(self._signs, dim=1)
+        factors = torch.stack(self._factors, dim=1)
         if keeps_gradients(self.layer, self._size):
             gradients = Positions(self.chunk, self.layer, self._weight, 0)
             gradients.see(self._inputs)
             found = gradients.gradients(columns).transpose(1, 2)  # (n, c, groups, ...)
-            rows = torch.stack([self.layer.original(row) for row in found.flatten(0, 1)])
-            return Kept(None, rows.reshape(*signs.shape, -1), signs)
-        return Kept(self._inputs, columns, signs)
+            return Kept(None, self.layer.original(found).flatten(2), factors)
+        return Kept(self._inputs, columns, factors)
 
 
+@dataclass(frozen=True)
 class Kept:
     """One chunk of what a block's products are made of.
 
     Attributes:
         inputs: The layer's inputs (n, folds, ...); None if gradients are kept.
         columns: Columns at its output (n, c, folds, ...), or gradients (n, c, weights).
-        signs: Of the columns (n, c).
+        factors: The columns' weights (n, c).
     """
 
-    def __init__(self, inputs: Tensor | None, columns: Tensor, signs: Tensor) -> None:
-        self.inputs, self.columns, self.signs = inputs, columns, signs
+    inputs: Tensor | None
+    columns: Tensor
+    factors: Tensor
 
 
 def keeps_gradients(layer: Layer, outputs: int) -> bool:
@@ -82,6 +85,9 @@ def keeps_gradients(layer: Layer, outputs: int) -> bool:
     Args:
         layer: The layer.
         outputs: How many numbers it gives for one sample.
+
+    Returns:
+        Whether they do.
     """
     units = layer.shape[layer.out_axis] * (layer.groups if layer.kind == "transposed" else 1)
     weights = torch.Size(layer.shape).numel()
@@ -116,14 +122,14 @@ class LayerBlock(Operator):
         parts = []
         for kept in self._kept:
             forms = self._forms(kept, vector)
-            parts.append((forms.square() * kept.signs).sum(1, dtype=torch.float64))
+            parts.append((forms.square() * kept.factors).sum(1, dtype=torch.float64))
         return as_shares(torch.cat(parts), self._counts) + self._decay
 
     def _product(self, vector: Tensor) -> Tensor:
         total = torch.zeros_like(vector)
         for kept in self._kept:
             if kept.inputs is None:
-                forms = self._forms(kept, vector) * kept.signs
+                forms = self._forms(kept, vector) * kept.factors
                 total += kept.columns.flatten(0, 1).T @ forms.flatten()
             else:
                 total += self._by_contraction(kept, vector)
@@ -132,9 +138,9 @@ class LayerBlock(Operator):
     def _forms(self, kept: Kept, vector: Tensor) -> Tensor:
         """Every column's derivative along a vector (n, c)."""
         if kept.inputs is None:
-            return (kept.columns.flatten(0, 1) @ vector).view_as(kept.signs)
+            return (kept.columns.flatten(0, 1) @ vector).view_as(kept.factors)
         images = self._layer.contract(kept.inputs.flatten(0, 1), vector.view(self._layer.shape))
-        rows = images.reshape(len(kept.signs), -1, 1)
+        rows = images.reshape(len(kept.factors), -1, 1)
         return (kept.columns.flatten(2) @ rows)[..., 0]
 
     def _by_contraction(self, kept: Kept, vector: Tensor) -> Tensor:
@@ -143,9 +149,9 @@ class LayerBlock(Operator):
         with torch.enable_grad():
             weight = vector.view(self._layer.shape).detach().requires_grad_()
             images = self._layer.contract(kept.inputs.flatten(0, 1), weight)
-        rows = images.detach().reshape(len(kept.signs), -1, 1)
+        rows = images.detach().reshape(len(kept.factors), -1, 1)
         columns = kept.columns.flatten(2)
-        forms = (columns @ rows)[..., 0] * kept.signs
+        forms = (columns @ rows)[..., 0] * kept.factors
         mixed = (forms[:, None] @ columns).reshape(images.shape)
         (found,) = torch.autograd.grad(images, weight, mixed)
         return found.flatten()

@@ -45,8 +45,8 @@ class Gather(ABC):
     def hear(self, column: Tensor) -> None:
         """A column at the output (n, folds, ...)."""
 
-    def hear_back(self, column: Tensor) -> None:
-        """The same column at the input (n, folds, ...)."""
+    def hear_back(self, column: Tensor) -> None:  # noqa: B027
+        """The same column at the input (n, folds, ...); heard only if `reads_back`."""
 
     @abstractmethod
     def take(self) -> Parts:
@@ -76,13 +76,13 @@ class Rows(Gather):
     def hear(self, column: Tensor) -> None:
         """Add λ s²."""
         self._s2 = self.chunk.squared(
-            column.reshape(self._outputs.shape), self._s2, self.chunk.sign
+            column.reshape(self._outputs.shape), self._s2, self.chunk.factor
         )
 
     def hear_back(self, column: Tensor) -> None:
         """Add λ (Wᵀs)²."""
         self._t2 = self.chunk.squared(
-            column.reshape(self._squares.shape), self._t2, self.chunk.sign
+            column.reshape(self._squares.shape), self._t2, self.chunk.factor
         )
 
     def take(self) -> Parts:
@@ -156,12 +156,12 @@ class Positions(Gather):
         alone = self._single_input and "outgoing" in wanted
         if not self._forms_by_gradient and ("incoming" in wanted or alone):
             forms = self._summed(column * self._outputs)
-            self.chunk.squared(forms, self._incoming, self.chunk.sign)
+            self.chunk.squared(forms, self._incoming, self.chunk.factor)
             if alone:  # All that enters a group's units leaves its one input.
                 leaving = forms.unflatten(1, (self.layer.groups, -1)).sum(2)
-                self.chunk.squared(leaving, self._outgoing, self.chunk.sign)
+                self.chunk.squared(leaving, self._outgoing, self.chunk.factor)
         if self._by_gradient:
-            self._pending.append((column, self.chunk.sign))
+            self._pending.append((column, self.chunk.factor))
             few = self._weight.shape[1] < _FEW_UNITS
             if len(self._pending) >= (_STACKED if few else 1):
                 self._use_gradients()
@@ -169,7 +169,7 @@ class Positions(Gather):
     def hear_back(self, column: Tensor) -> None:
         """Sum a · Wᵀs over positions."""
         forms = self._summed(column * self._inputs)
-        self.chunk.squared(forms, self._outgoing, self.chunk.sign)
+        self.chunk.squared(forms, self._outgoing, self.chunk.factor)
 
     def take(self) -> Parts:
         """The sums over columns of squares of the sums over positions."""
@@ -210,33 +210,35 @@ class Positions(Gather):
         merged = columns.flatten(0, 1)  # (n * c, folds, ...)
         if layer.kind == "transposed":
             cut = self._patched(merged).unflatten(0, (-1, count)).transpose(1, 2)
-            found = cut.flatten(2, 3) @ self._seen.mT  # (n, groups, c * out * taps, in)
-            return found.unflatten(2, (count, out, taps)).transpose(4, 5)
+            found: Tensor = cut.flatten(2, 3) @ self._seen.mT  # (n, groups, c * out * taps, in)
+            found = found.unflatten(2, (count, out, taps)).transpose(4, 5)
+            return found
         flat = self._flat(merged).unflatten(0, (-1, count)).transpose(1, 2)
         found = flat.flatten(2, 3) @ self._seen.mT  # (n, groups, c * out, in * taps)
-        return found.unflatten(2, (count, out)).unflatten(4, (inner, taps))
+        found = found.unflatten(2, (count, out)).unflatten(4, (inner, taps))
+        return found
 
     def _use_gradients(self) -> None:
         """Turn the columns that were put by into squares and forms."""
         if not self._pending:
             return
-        signs = [sign for _, sign in self._pending]
+        factors = [factor for _, factor in self._pending]
         found = self.gradients(torch.stack([column for column, _ in self._pending], dim=1))
         self._pending.clear()
         wanted, layer = self.chunk.wanted, self.layer
-        for index, sign in enumerate(signs):
+        for index, factor in enumerate(factors):
             gradient = found[:, :, index]  # (n, groups, out, in, taps)
-            self._squares = self.chunk.squared(gradient, self._squares, sign)
+            self._squares = self.chunk.squared(gradient, self._squares, factor)
             if "relative" in wanted:
                 rows = gradient.flatten(3)
                 values = (self._products @ rows).mul_(rows).flatten(1).sum(1)
-                self._relative += values if sign is None else values * sign
+                self._relative += values if factor is None else values * factor
         if self._forms_by_gradient and {"incoming", "outgoing"} & wanted:
             forms = (found * self._weight[:, None]).transpose(1, 2)  # (n, c, groups, ...)
             entering, leaving = layer.incoming(forms), layer.outgoing(forms)
-            for index, sign in enumerate(signs):
-                self.chunk.squared(entering[:, index], self._incoming, sign)
-                self.chunk.squared(leaving[:, index], self._outgoing, sign)
+            for index, factor in enumerate(factors):
+                self.chunk.squared(entering[:, index], self._incoming, factor)
+                self.chunk.squared(leaving[:, index], self._outgoing, factor)
 
     def _summed(self, values: Tensor) -> Tensor:
         """Sum (n, folds, ...) over everything but samples and units."""
@@ -246,13 +248,14 @@ class Positions(Gather):
     def _flat(self, tensor: Tensor) -> Tensor:
         """Units and positions (n, groups, units / groups, positions) of a tensor."""
         units = -1 if self.layer.kind == "linear" else 2
-        return tensor.movedim(units, 1).flatten(2).unflatten(1, (self.layer.groups, -1))
+        flat: Tensor = tensor.movedim(units, 1).flatten(2).unflatten(1, (self.layer.groups, -1))
+        return flat
 
     def _patched(self, images: Tensor) -> Tensor:
         """What every position sees (n, groups, units / groups * taps, positions)."""
         layer = self.layer
         padded = any(side for pair in layer.padding for side in pair)
-        if layer.kind == "linear" or not padded and {*self._kernel, *layer.stride} == {1}:
+        if layer.kind == "linear" or (not padded and {*self._kernel, *layer.stride} == {1}):
             return self._flat(images)
         n, folds = images.shape[:2]
         cut = patches(
@@ -260,4 +263,5 @@ class Positions(Gather):
         )  # (n * folds, units, taps, positions)
         if folds > 1:
             cut = cut.unflatten(0, (n, folds)).movedim(1, -2).flatten(-2)
-        return cut.unflatten(1, (layer.groups, -1)).flatten(2, 3)
+        cut = cut.unflatten(1, (layer.groups, -1)).flatten(2, 3)
+        return cut

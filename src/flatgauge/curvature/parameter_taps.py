@@ -132,11 +132,11 @@ class PointTap(Tap):
                     chain: Chain = chain,
                     value: Tensor = value,
                 ) -> Tensor:
-                    _, back = torch.func.vjp(lambda p: op(chain, p, rows), value)
-                    (found,) = back(part.movedim(0, self.axis.axis))
-                    return found  # type: ignore[no-any-return]
+                    back = torch.func.vjp(lambda p: op(chain, p, rows), value)[1]
+                    found: Tensor = back(part.movedim(0, self.axis.axis))[0]
+                    return found
 
-                gather.add(torch.vmap(gradient)(moved, column).flatten(1))
+                gather.add(torch.vmap(gradient)(moved, column).reshape(len(column), -1))
 
         output = self.node.target(*arguments, **keywords)  # type: ignore[operator]
         return self.heard(output, hear)

@@ -85,9 +85,9 @@ class Plan:
             if op_name(reader) in BATCH_NORMS:
                 taps[reader] = self._batch_norm(chunk, reader, [name for name, *_ in read])
             else:
-                axes = {n: self.graph.sample_axis(n) for n in reader.all_input_nodes}
-                found = {node: axis for node, axis in axes.items() if axis is not None}
-                taps[reader] = PointTap(chunk, reader, self._axis(reader), read, found)
+                found = {n: self.graph.sample_axis(n) for n in reader.all_input_nodes}
+                known = {node: axis for node, axis in found.items() if axis is not None}
+                taps[reader] = PointTap(chunk, reader, self._axis(reader), read, known)
         return taps
 
     def activations_per_sample(self) -> int:

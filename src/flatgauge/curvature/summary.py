@@ -122,11 +122,12 @@ def _error_of_sum(parts: Sequence[LayerValue]) -> float | None:
     """The data error of a sum, from every sample's share in all layers together."""
     shares = [part.samples for part in parts]
     known = [share for share in shares if share is not None]
-    return None if len(known) < len(shares) else spread(sum(known[1:], known[0]))
+    complete = known and len(known) == len(shares)
+    return spread(sum(known[1:], known[0])) if complete else None
 
 
 def as_shares(totals: Tensor, counts: Tensor) -> Tensor:
-    """Every sample's share in a ratio, such that their mean is the ratio and their spread its error.
+    """Every sample's share in a ratio: their mean is the ratio, and their spread its error.
 
     Args:
         totals: What every sample adds above the line (N,).
@@ -139,10 +140,10 @@ def as_shares(totals: Tensor, counts: Tensor) -> Tensor:
     return ratio + (totals - ratio * counts) / counts.mean()
 
 
-def spread(shares: Tensor) -> float:
-    """The standard error of the mean of shares; nan for a single one."""
-    if len(shares) < 2:
-        return math.nan
+def spread(shares: Tensor | None) -> float | None:
+    """The standard error of the mean of shares; None where there are none, or one only."""
+    if shares is None or len(shares) < 2:
+        return None
     return float(shares.std() / math.sqrt(len(shares)))
 
 

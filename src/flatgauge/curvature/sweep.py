@@ -11,7 +11,7 @@ from torch import Generator, Tensor, fx
 from torch.utils import _pytree as pytree
 
 from flatgauge.batch import Batch
-from flatgauge.curvature.plan import Plan, make_plan
+from flatgauge.curvature.plan import Plan, make_plan, without_sweep
 from flatgauge.curvature.taps import Chunk, Tap
 from flatgauge.estimators.probes import required
 from flatgauge.graph import ModelGraph, UnsupportedGraphError, in_precision
@@ -54,8 +54,8 @@ class Pass:
 
     def pass_back(self, column: Column) -> None:
         """Pass one column back through the model; the taps hear it."""
-        values, sign = column
-        self._chunk.sign = None if sign is None else sign.to(self._logits)
+        values, factor = column
+        self._chunk.factor = None if factor is None else factor.to(self._logits)
         if self._logits.requires_grad:
             torch.autograd.grad(
                 self._logits,
@@ -130,6 +130,9 @@ class Sweeper:
 
         Yields:
             One chunk after the other.
+
+        Raises:
+            UnsupportedGraphError: If other operations run for some batches than for others.
         """
         with isolated(self.surface.model, self.surface.device):
             for batch in self.surface.objective.chunks(self.chunk):

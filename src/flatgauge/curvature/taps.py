@@ -28,13 +28,13 @@ class Chunk:
         samples: How many samples it holds.
         wanted: Which parts are asked for.
         leaves: The tensors at which differentiation may stop.
-        sign: The sign of the current column for every sample; None if all are positive.
+        factor: The weight of the current column for every sample; None if all are one.
     """
 
     samples: int
     wanted: frozenset[str]
     leaves: list[Tensor] = field(default_factory=list)
-    sign: Tensor | None = None
+    factor: Tensor | None = None
 
     def started(self, tensor: Tensor) -> Tensor:
         """Make a tensor one that columns are passed back to."""
@@ -44,21 +44,21 @@ class Chunk:
         return tensor
 
     @staticmethod
-    def squared(values: Tensor, total: Tensor | None, sign: Tensor | None) -> Tensor:
-        """Add the squares of a column's values (n, ...), with its signs, to a total.
+    def squared(values: Tensor, total: Tensor | None, factor: Tensor | None) -> Tensor:
+        """Add the squares of a column's values (n, ...), with its weight, to a total.
 
         Args:
             values: The values.
             total: What to add to, in place; None for zero.
-            sign: The column's sign for every sample, None if all are positive.
+            factor: The column's weight for every sample, None if all are one.
 
         Returns:
             The total.
         """
-        signed = values
-        if sign is not None:
-            signed = values * sign.reshape((-1,) + (1,) * (values.dim() - 1))
-        return signed * values if total is None else total.addcmul_(signed, values)
+        weighted = values
+        if factor is not None:
+            weighted = values * factor.reshape((-1,) + (1,) * (values.dim() - 1))
+        return weighted * values if total is None else total.addcmul_(weighted, values)
 
 
 @dataclass
@@ -140,7 +140,7 @@ class VectorGather:
 
     def add(self, gradients: Tensor) -> None:
         """Add one column: its gradient by the parameter, for every sample (n, size)."""
-        self._chunk.squared(gradients, self._squares, self._chunk.sign)
+        self._chunk.squared(gradients, self._squares, self._chunk.factor)
 
     def take(self) -> dict[str, Parts]:
         """The parts gathered since the last time."""

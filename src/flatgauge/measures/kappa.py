@@ -140,7 +140,7 @@ def kappa_sum(
     functional="trace",
     invariant_to=_CLAIMS,
     cost="one sweep: about classes + 2 gradients, shared with all measures of the sweep",
-    needs=("trace",),
+    needs=("trace", "estimates"),
 )
 def kappa_trace_max(
     surface: LossSurface,
@@ -184,7 +184,7 @@ def kappa_trace_max(
 
     Example:
         >>> from flatgauge.examples import linear_regression
-        >>> kappa_trace_max(linear_regression(2.0)).value
+        >>> round(kappa_trace_max(linear_regression(2.0)).value, 6)
         72.0
     """
     return _kappa_trace(surface, "max", layers, normalize, all_columns, probes, generator)
@@ -197,7 +197,7 @@ def kappa_trace_max(
     functional="trace",
     invariant_to=_CLAIMS,
     cost="one sweep: about classes + 2 gradients, shared with all measures of the sweep",
-    needs=("trace",),
+    needs=("trace", "estimates"),
 )
 def kappa_trace_sum(
     surface: LossSurface,
@@ -239,7 +239,7 @@ def kappa_trace_sum(
 
     Example:
         >>> from flatgauge.examples import linear_regression
-        >>> kappa_trace_sum(linear_regression(2.0)).value
+        >>> round(kappa_trace_sum(linear_regression(2.0)).value, 6)
         72.0
     """
     return _kappa_trace(surface, "sum", layers, normalize, all_columns, probes, generator)

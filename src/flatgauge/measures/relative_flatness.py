@@ -20,7 +20,7 @@ from flatgauge.surface import LossSurface
     functional="trace",
     invariant_to={"layerwise", "permutation", "output_shift"},
     cost="one sweep: about classes + 2 gradients, shared with all measures of the sweep",
-    needs=("relative",),
+    needs=("relative", "estimates"),
 )
 def relative_flatness(
     surface: LossSurface,
@@ -64,7 +64,7 @@ def relative_flatness(
 
     Example:
         >>> from flatgauge.examples import linear_regression
-        >>> relative_flatness(linear_regression(2.0)).value
+        >>> round(relative_flatness(linear_regression(2.0)).value, 6)
         72.0
     """
     blocks = block_curvature(

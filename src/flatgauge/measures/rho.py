@@ -24,7 +24,7 @@ _COST = "one sweep: about classes gradients, shared with all measures of the swe
     functional="second derivative along the unit's own weights",
     invariant_to=_CLAIMS,
     cost=_COST,
-    needs=("incoming", "outgoing"),
+    needs=("incoming", "outgoing", "estimates"),
 )
 def rho_max(
     surface: LossSurface,
@@ -72,7 +72,7 @@ def rho_max(
 
     Example:
         >>> from flatgauge.examples import linear_regression
-        >>> rho_max(linear_regression(2.0)).value
+        >>> round(rho_max(linear_regression(2.0)).value, 6)
         72.0
     """
     return _rho(surface, "max", side, layers, all_columns, probes, generator)
@@ -85,7 +85,7 @@ def rho_max(
     functional="second derivative along the unit's own weights",
     invariant_to=_CLAIMS,
     cost=_COST,
-    needs=("incoming", "outgoing"),
+    needs=("incoming", "outgoing", "estimates"),
 )
 def rho_sum(
     surface: LossSurface,
@@ -129,7 +129,7 @@ def rho_sum(
 
     Example:
         >>> from flatgauge.examples import linear_regression
-        >>> rho_sum(linear_regression(2.0)).value
+        >>> round(rho_sum(linear_regression(2.0)).value, 6)
         72.0
     """
     return _rho(surface, "sum", side, layers, all_columns, probes, generator)

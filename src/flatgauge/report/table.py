@@ -74,8 +74,16 @@ def plain_table(estimates: Mapping[str, Estimate]) -> str:
     Returns:
         The text.
     """
-    notes = [f"{name}: {note}" for name, item in estimates.items() for note in item.notes]
-    return "\n".join([*aligned([COLUMNS, *rows(estimates)]), *notes])
+    return "\n".join([*aligned([COLUMNS, *rows(estimates)]), *joined_notes(estimates)])
+
+
+def joined_notes(estimates: Mapping[str, Estimate]) -> list[str]:
+    """The notes of all estimates, each told once with the measures it holds for."""
+    holders: dict[str, list[str]] = {}
+    for name, item in estimates.items():
+        for note in item.notes:
+            holders.setdefault(note, []).append(name)
+    return [f"{', '.join(names)}: {note}" for note, names in holders.items()]
 
 
 def aligned(cells: Sequence[tuple[str, ...]]) -> list[str]:
@@ -113,6 +121,5 @@ def rich_print(facts: Facts, estimates: Mapping[str, Estimate]) -> None:
     for row in rows(estimates):
         table.add_row(*map(escape, row))
     console.print(table)
-    for name, item in estimates.items():
-        for note in item.notes:
-            console.print(f"{name}: {note}", style="dim", highlight=False, markup=False)
+    for line in joined_notes(estimates):
+        console.print(line, style="dim", highlight=False, markup=False)
