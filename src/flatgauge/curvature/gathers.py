@@ -144,6 +144,13 @@ class Positions(Gather):
         self._inputs, self._outputs = inputs, outputs
         if self._by_gradient:
             self.see(inputs)
+        _, out, inner, taps = self._weight.shape
+        positions = outputs[0].numel() // (out * self.layer.groups)
+        # ‖Wᵀ s aᵀ‖² = ⟨sᵀ W Wᵀ s, aᵀ a⟩: cheaper by positions where these are few.
+        self._overlaps = None
+        few = positions * (positions + out) < out * inner * taps
+        if "relative" in self.chunk.wanted and few and self.layer.kind != "transposed":
+            self._overlaps = self._seen.mT @ self._seen  # (n, groups, positions, positions)
 
     def see(self, inputs: Tensor) -> None:
         """Take from the inputs (n, folds, ...) what gradients are computed from."""
@@ -160,6 +167,10 @@ class Positions(Gather):
             if alone:  # All that enters a group's units leaves its one input.
                 leaving = forms.unflatten(1, (self.layer.groups, -1)).sum(2)
                 self.chunk.squared(leaving, self._outgoing, self.chunk.factor)
+        if self._overlaps is not None:
+            flat = self._flat(column)
+            between = flat.mT @ (self._products @ flat)
+            self._add_relative(between.mul_(self._overlaps), self.chunk.factor)
         if self._by_gradient:
             self._pending.append((column, self.chunk.factor))
             few = self._weight.shape[1] < _FEW_UNITS
@@ -229,16 +240,20 @@ class Positions(Gather):
         for index, factor in enumerate(factors):
             gradient = found[:, :, index]  # (n, groups, out, in, taps)
             self._squares = self.chunk.squared(gradient, self._squares, factor)
-            if "relative" in wanted:
+            if "relative" in wanted and self._overlaps is None:
                 rows = gradient.flatten(3)
-                values = (self._products @ rows).mul_(rows).flatten(1).sum(1)
-                self._relative += values if factor is None else values * factor
+                self._add_relative((self._products @ rows).mul_(rows), factor)
         if self._forms_by_gradient and {"incoming", "outgoing"} & wanted:
             forms = (found * self._weight[:, None]).transpose(1, 2)  # (n, c, groups, ...)
             entering, leaving = layer.incoming(forms), layer.outgoing(forms)
             for index, factor in enumerate(factors):
                 self.chunk.squared(entering[:, index], self._incoming, factor)
                 self.chunk.squared(leaving[:, index], self._outgoing, factor)
+
+    def _add_relative(self, values: Tensor, factor: Tensor | None) -> None:
+        """Add terms (n, ...) of the relative flatness."""
+        sums = values.flatten(1).sum(1)
+        self._relative += sums if factor is None else sums * factor
 
     def _summed(self, values: Tensor) -> Tensor:
         """Sum (n, folds, ...) over everything but samples and units."""
@@ -263,5 +278,5 @@ class Positions(Gather):
         )  # (n * folds, units, taps, positions)
         if folds > 1:
             cut = cut.unflatten(0, (n, folds)).movedim(1, -2).flatten(-2)
-        cut = cut.unflatten(1, (layer.groups, -1)).flatten(2, 3)
-        return cut
+        grouped: Tensor = cut.unflatten(1, (layer.groups, -1)).flatten(2, 3)
+        return grouped
