@@ -17,6 +17,15 @@ from torch.utils import _pytree as pytree
 #: Stands in for an op while the graph runs: takes its arguments, returns its output.
 Handler = Callable[..., Any]
 
+
+def _copy(destination: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    """What a slice is assigned: torch's own functional form has no derivative."""
+    return source.to(destination).expand_as(destination)
+
+
+#: What runs in place of ops that cannot be differentiated as they are exported.
+_SUBSTITUTES: dict[str, Handler] = {"copy": _copy}
+
 #: Ops that merge or split axes without moving data.
 _RESHAPES = ("view", "reshape", "_unsafe_view", "flatten")
 
@@ -68,7 +77,12 @@ class ModelGraph:
     """
 
     def __init__(
-        self, model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], samples: int
+        self,
+        model: nn.Module,
+        arguments: tuple[Any, ...],
+        keywords: dict[str, Any],
+        samples: int,
+        chosen: Callable[[Any], Any] = lambda output: output,
     ) -> None:
         """Export a model.
 
@@ -76,13 +90,14 @@ class ModelGraph:
             model: The model, in eval mode.
             arguments: Positional inputs of an example call.
             keywords: Keyword inputs of an example call.
+            chosen: Takes from the model's output what is wanted of it.
             samples: How many samples the example holds, at least two; 0 where its tensors do not
                 have the samples in front.
 
         Raises:
             UnsupportedGraphError: If torch.export cannot follow the model.
         """
-        program = _export(model, arguments, keywords, samples)
+        program = _export(_Called(model, chosen), arguments, keywords, samples)
         self._module = program.graph_module
         self.nodes: list[fx.Node] = list(program.graph.nodes)
         self.output_spec = program.call_spec.out_spec
@@ -93,6 +108,7 @@ class ModelGraph:
         placeholders = (node for node in self.nodes if node.op == "placeholder")
         for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
             kind, target = spec.kind.name, spec.target or node.name
+            target = target.removeprefix("model.") if kind in ("PARAMETER", "BUFFER") else target
             if kind == "PARAMETER":
                 target = aliases.get(target, target)
                 if node.users or target not in self.parameters:
@@ -138,7 +154,9 @@ class ModelGraph:
                 arguments.append(next(given))
             else:
                 found = values.get(target)
-                arguments.append(self._constants[target] if found is None else found)
+                held = self._constants
+                constant = held[target] if target in held else held.get(f"model.{target}")
+                arguments.append(constant if found is None else found)
         runner = _Runner(self._module, handlers, until)
         try:
             runner.run(*arguments)
@@ -160,31 +178,37 @@ class ModelGraph:
 
     def sizes(self, node: fx.Node, samples: int) -> tuple[int, ...]:
         """The shape of a node's output for a number of samples."""
-        return tuple(_size(extent, self.symbol, samples) for extent in shape_of(node))
+        return tuple(_size(extent, samples) for extent in shape_of(node))
 
     def _counts_samples(self, size: Any) -> bool:
         return bool(self.symbol) and self.symbol in re.findall(r"\w+", str(size))
 
     def _merged_in_front(self, node: fx.Node, axis: int) -> bool | None:
-        """Whether samples were the outermost of the axes that were merged into one."""
-        size = shape_of(node)[axis]
+        """Whether samples were the outermost (or else the innermost) of the axes merged here."""
+        size = _expression(shape_of(node)[axis])
         while op_name(node) not in _RESHAPES:
             before = [
                 source
                 for source in node.all_input_nodes
-                if any(str(extent) == str(size) for extent in shape_of(source))
+                if size in map(_expression, shape_of(source))
             ]
             if len(before) != 1:
                 return None
             node = before[0]
-        place = next(i for i, extent in enumerate(shape_of(node)) if str(extent) == str(size))
-        inner = shape_of(node.all_input_nodes[0])
+        outer = [_expression(extent) for extent in shape_of(node)]
+        inner = [_expression(extent) for extent in shape_of(node.all_input_nodes[0])]
+        place = outer.index(size)
         where = [i for i, extent in enumerate(inner) if str(extent) == self.symbol]
-        if len(where) != 1:
+        if len(where) != 1 or inner[:place] != outer[:place]:
             return None
-        if inner[:place] == shape_of(node)[:place]:
-            return where[0] == place
-        return None
+        product: Any = 1
+        for last in range(place, len(inner)):
+            product = product * inner[last]
+            if product == size:
+                break
+        if where[0] == place:
+            return True
+        return False if where[0] == last and product == size else None
 
     def _symbol_of_samples(self) -> str:
         """The symbol that stands for the number of samples in the inputs' shapes."""
@@ -194,6 +218,20 @@ class ModelGraph:
             if shape_of(node) and not isinstance(shape_of(node)[0], int)
         }
         return symbols.pop() if len(symbols) == 1 else ""
+
+
+class _Called(nn.Module):
+    """A model called with a tuple and a dict, of whose output a part is taken."""
+
+    def __init__(self, model: nn.Module, chosen: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.model = model
+        self._chosen = chosen
+        self.train(model.training)
+
+    def forward(self, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+        """Call it."""
+        return self._chosen(self.model(*arguments, **keywords))
 
 
 class _ReachedError(Exception):
@@ -217,7 +255,7 @@ class _Runner(fx.Interpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         """Run one node."""
-        handler = self._handlers.get(n)
+        handler = self._handlers.get(n, _SUBSTITUTES.get(op_name(n)))
         if handler is None:
             value = super().run_node(n)
         else:
@@ -264,42 +302,50 @@ def shape_of(node: fx.Node) -> tuple[Any, ...]:
 def is_floating(node: fx.Node) -> bool:
     """Whether a node gives numbers that can be differentiated."""
     values = [v for v in pytree.tree_leaves(node.meta.get("val")) if isinstance(v, Tensor)]
-    return any(value.is_floating_point() for value in values)
+    return any(value.is_floating_point() or value.is_complex() for value in values)
 
 
 def source_line(node: fx.Node) -> str:
     """Where in the user's code an operation stands: ``file.py:12``, "" where unknown."""
     home = os.path.dirname(torch.__file__)
     frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
-    own = [(file, line) for file, line in frames if not file.startswith(home)]
+    own = [place for place in frames if not place[0].startswith(home) and place[0] != __file__]
     return f"{os.path.basename(own[-1][0])}:{own[-1][1]}" if own else ""
 
 
 def _export(
     model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any], samples: int
 ) -> Any:
-    """Export with the number of samples left open."""
+    """Export with the number of samples left open, where the model allows that."""
+    attempts: list[Any] = [torch.export.Dim("samples", min=2, max=2**20), torch.export.Dim.AUTO]
+    for attempt in attempts if samples else [None]:
+        try:
+            return _exported(model, (arguments, keywords), samples, attempt)
+        except Exception as error:
+            if attempt is attempts[0]:  # It may still be read for one number of samples.
+                continue
+            reason = next((line for line in str(error).splitlines() if line.strip()), "")
+            raise UnsupportedGraphError(
+                f"the model cannot be exported as a graph: {type(error).__name__}: "
+                f"{reason.strip()} Python that depends on the values of tensors is the usual "
+                "cause; `torch.export.export(model, inputs, strict=False)` shows the whole message."
+            ) from error
+    raise AssertionError
+
+
+def _exported(model: nn.Module, inputs: tuple[Any, Any], samples: int, dimension: Any) -> Any:
+    """Export with one dimension for the samples of all inputs."""
 
     def open_axis(leaf: Any) -> Any:
         if samples and isinstance(leaf, Tensor) and leaf.dim() and leaf.shape[0] == samples:
-            return {0: torch.export.Dim.AUTO}
+            return {0: dimension}
         return None
 
-    shapes = pytree.tree_map(open_axis, keywords or arguments)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # The exporter warns about torch's own code.
-            program = torch.export.export(
-                model, arguments, keywords, dynamic_shapes=shapes, strict=False
-            )
-            return program.run_decompositions({})
-    except Exception as error:
-        reason = next((line for line in str(error).splitlines() if line.strip()), "")
-        raise UnsupportedGraphError(
-            f"the model cannot be exported as a graph: {type(error).__name__}: {reason.strip()} "
-            "Python that depends on the values of tensors is the usual cause; "
-            "`torch.export.export(model, inputs, strict=False)` shows the whole message."
-        ) from error
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # The exporter warns about torch's own code.
+        shapes = pytree.tree_map(open_axis, inputs)
+        program = torch.export.export(model, inputs, dynamic_shapes=shapes, strict=False)
+        return program.run_decompositions({})
 
 
 def _canonical_names(model: nn.Module) -> dict[str, str]:
@@ -309,12 +355,17 @@ def _canonical_names(model: nn.Module) -> dict[str, str]:
     return {name: first[id(parameter)] for name, parameter in everything}
 
 
-def _size(extent: Any, symbol: str, samples: int) -> int:
-    """A possibly symbolic size as a number."""
+def _expression(extent: Any) -> Any:
+    """A size as a number or a symbolic expression."""
+    return extent if isinstance(extent, int) else extent.node.expr
+
+
+def _size(extent: Any, samples: int) -> int:
+    """A possibly symbolic size as a number; whatever is open is the number of samples."""
     if isinstance(extent, int):
         return extent
     expression = extent.node.expr
-    return int(expression.subs({s: samples for s in expression.free_symbols if str(s) == symbol}))
+    return int(expression.subs(dict.fromkeys(expression.free_symbols, samples)))
 
 
 def in_precision(model: nn.Module, dtype: torch.dtype) -> nn.Module:

@@ -154,7 +154,7 @@ def _linear(
         if len(shape_of(weight)) != 2:
             return None
         given = arguments_of(weight)
-        turned = op_name(weight) != "permute" or list(given["dims"]) in ([1, 0], [-1, -2])
+        turned = op_name(weight) != "permute" or [d % 2 for d in given["dims"]] == [1, 0]
         if op_name(weight) == "transpose" and given["dim0"] % 2 == given["dim1"] % 2:
             turned = False
         axes = axes[::-1] if turned else axes

@@ -164,7 +164,8 @@ def _softmax_curvature(
         return columns.reshape(moved.shape).movedim(-1, axis)
 
     probabilities = moved.softmax(-1).reshape(len(moved), -1, classes)
-    return Softmax(probabilities, shares.reshape(len(moved), -1), restore)
+    shares = shares.reshape(len(moved), -1)
+    return Softmax(probabilities, shares, restore, logits.dtype, axis % logits.dim())
 
 
 def _label_count(target: Tensor, weight: Tensor | None, ignore_index: int) -> float:

@@ -24,10 +24,12 @@ class OutputCurvature(ABC):
 
     Attributes:
         rank: How many columns give B exactly.
+        axis: Of the outputs, along which classes lie.
         can_mix: Whether it also comes as heavy columns and mixtures.
     """
 
     rank: int
+    axis = 1
     can_mix = True
 
     @abstractmethod
@@ -48,73 +50,78 @@ class Softmax(OutputCurvature):
     """Weight · (diag p − p pᵀ) at every position: cross-entropy.
 
     Attributes:
-        probabilities: The softmax p (n, positions, classes).
+        probabilities: The softmax p (n, positions, classes), in double precision.
         weights: Of every position (n, positions).
         restore: Brings (n, positions, classes) to the shape of the outputs.
+        dtype: Of the columns.
+        axis: Of the outputs, along which classes lie.
     """
 
     probabilities: Tensor
     weights: Tensor
     restore: Callable[[Tensor], Tensor]
+    dtype: torch.dtype
+    axis: int = 1
 
     def __post_init__(self) -> None:
-        _, positions, classes = self.probabilities.shape
-        self.rank = positions * (classes - 1)
+        p = self.probabilities
+        self.rank = p.shape[1] * (p.shape[2] - 1)
+        self.can_mix = bool((self.weights >= 0).all())
         self._rest: Tensor | None = None
+        # 1 − p is a sum of small terms where p is nearly one: no difference of near numbers.
+        self._top = p.argmax(-1, keepdim=True)
+        self._others = (1 - p).scatter(
+            -1, self._top, p.scatter(-1, self._top, 0.0).sum(-1, keepdim=True)
+        )
 
     def columns(self) -> Iterator[Column]:
         """The factors of an LDLᵀ decomposition: sums of positive terms, no difference anywhere."""
         p = self.probabilities
-        tails = p.flip(-1).cumsum(-1).flip(-1)  # q_k = Σ_{j ≥ k} p_j
+        tails = p.flip(-1).cumsum(-1).flip(-1).clamp_min(torch.finfo(p.dtype).tiny)  # Σ_{j≥k} p_j
         for position in range(p.shape[1]):
+            weights = self.weights[:, position]
+            factor = None if bool((weights == 1).all()) else weights
             for k in range(p.shape[2] - 1):
-                after = tails[:, position, k + 1].clamp_min(torch.finfo(p.dtype).tiny)
-                pivot = (
-                    p[:, position, k]
-                    * after
-                    / tails[:, position, k].clamp_min(torch.finfo(p.dtype).tiny)
-                )
+                after = tails[:, position, k + 1]
+                root = (p[:, position, k] * after / tails[:, position, k]).sqrt()
                 column = torch.zeros_like(p)
-                column[:, position, k] = 1
-                column[:, position, k + 1 :] = -p[:, position, k + 1 :] / after[:, None]
-                column *= (self.weights[:, position] * pivot).sqrt()[:, None, None]
-                yield self.restore(column), None
+                column[:, position, k] = root
+                column[:, position, k + 1 :] = p[:, position, k + 1 :] * (-root / after)[:, None]
+                yield self.restore(column.to(self.dtype)), factor
 
     def heavy(self, count: int) -> Iterator[Column]:
         """The columns √p_k (e_k − p) of largest norm."""
         p = self.probabilities
         squares = p.square()
-        total = squares.sum(-1, keepdim=True)
-        others = p.sum(-1, keepdim=True) - p  # 1 − p_k is a sum of small terms where p_k ≈ 1
-        top = p.argmax(-1, keepdim=True)
-        without = p.scatter(-1, top, 0.0).sum(-1, keepdim=True)
-        others = others.scatter(-1, top, without)
-        norms = self.weights[..., None] * p * (others.square() + (total - squares).clamp_min(0))
+        apart = (squares.sum(-1, keepdim=True) - squares).clamp_min(0)
+        norms = self.weights[..., None] * p * (self._others.square() + apart)
         picked = norms.flatten(1).topk(min(count, norms[0].numel()), dim=1).indices
         self._rest = torch.ones_like(p).flatten(1).scatter(1, picked, 0.0).view_as(p)
+        single = -p.to(self.dtype)
+        rows = torch.arange(len(p), device=p.device)
         for index in picked.T:
-            chosen = torch.zeros_like(p).flatten(1)
-            chosen = chosen.scatter(1, index[:, None], 1.0).view_as(p)
-            yield self._mixed(chosen), None
+            position, k = index // p.shape[2], index % p.shape[2]
+            root = (self.weights[rows, position] * p[rows, position, k]).sqrt()
+            column = torch.zeros_like(single)
+            column[rows, position] = single[rows, position] * root.to(self.dtype)[:, None]
+            column[rows, position, k] = (root * self._others[rows, position, k]).to(self.dtype)
+            yield self.restore(column), None
 
     def mixtures(self, count: int, generator: Generator) -> Iterator[Column]:
         """± mixtures of the other columns √p_k (e_k − p)."""
-        rest = torch.ones_like(self.probabilities) if self._rest is None else self._rest
-        for _ in range(count):
-            yield self._mixed(rest * _signs(rest, generator) / count**0.5), None
-
-    def _mixed(self, factors: Tensor) -> Tensor:
-        """Σ_k factor_k √(weight p_k) (e_k − p)."""
         p = self.probabilities
-        scaled = factors * (self.weights[..., None] * p).sqrt()
-        sums = scaled.sum(-1, keepdim=True)
-        column = scaled - p * sums
-        # Where one class has nearly all, the difference is taken apart to keep its digits.
-        top = p.argmax(-1, keepdim=True)
-        rest = p.scatter(-1, top, 0.0).sum(-1, keepdim=True)
-        own = scaled.gather(-1, top)
-        exact = own * rest - p.gather(-1, top) * (sums - own)
-        return self.restore(column.scatter(-1, top, exact))
+        scale = (self.weights[..., None] * p / count).sqrt()
+        if self._rest is not None:
+            scale = scale * self._rest
+        for _ in range(count):
+            mixed = scale * _signs(scale, generator)
+            sums = mixed.sum(-1, keepdim=True)
+            column = mixed - p * sums
+            own = mixed.gather(-1, self._top)
+            # Where one class has nearly all, the difference is taken apart to keep its digits.
+            most = own * self._others.gather(-1, self._top)
+            most = most - p.gather(-1, self._top) * (sums - own)
+            yield self.restore(column.scatter(-1, self._top, most).to(self.dtype)), None
 
 
 @dataclass
@@ -133,7 +140,7 @@ class Diagonal(OutputCurvature):
 
     def columns(self) -> Iterator[Column]:
         """One unit vector per output."""
-        values = self.values.flatten(1)
+        values = _rows(self.values)
         for k in range(self.rank):
             column = torch.zeros_like(values)
             column[:, k] = 1
@@ -141,7 +148,7 @@ class Diagonal(OutputCurvature):
 
     def heavy(self, count: int) -> Iterator[Column]:
         """The outputs of largest curvature."""
-        values = self.values.flatten(1)
+        values = _rows(self.values)
         picked = values.topk(min(count, self.rank), dim=1).indices
         self._rest = torch.ones_like(values).scatter(1, picked, 0.0)
         for index in picked.T:
@@ -150,7 +157,7 @@ class Diagonal(OutputCurvature):
 
     def mixtures(self, count: int, generator: Generator) -> Iterator[Column]:
         """± mixtures of the other outputs."""
-        roots = self.values.flatten(1).sqrt() * (1.0 if self._rest is None else self._rest)
+        roots = _rows(self.values).sqrt() * (1.0 if self._rest is None else self._rest)
         for _ in range(count):
             yield (roots * _signs(roots, generator) / count**0.5).view_as(self.values), None
 
@@ -176,7 +183,7 @@ class Dense(OutputCurvature):
         """The eigenvectors."""
         values, vectors = torch.linalg.eigh(self.matrices)
         for k in range(self.rank):
-            yield vectors[:, :, k].unflatten(1, self.shape), values[:, k]
+            yield vectors[:, :, k].reshape(len(vectors), *self.shape), values[:, k]
 
     def heavy(self, count: int) -> Iterator[Column]:
         """Not for a matrix that is written out."""
@@ -200,16 +207,21 @@ def dense(total: Callable[[Tensor], Tensor], outputs: Tensor) -> Dense:
     point = wide(outputs.detach()).requires_grad_()
     with torch.enable_grad():
         (slope,) = torch.autograd.grad(total(point), point, create_graph=True)
-        flat = slope.flatten(1)
+        flat = _rows(slope)
         rows = []
         for k in range(flat.shape[1]):
             if not flat.requires_grad:  # The loss is linear in the outputs.
                 rows.append(torch.zeros_like(flat))
                 continue
             (row,) = torch.autograd.grad(flat[:, k].sum(), point, retain_graph=True)
-            rows.append(row.detach().flatten(1))
+            rows.append(_rows(row.detach()))
     matrices = torch.stack(rows, dim=1)
     return Dense((matrices + matrices.mT) / 2, tuple(outputs.shape[1:]))
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """One row per sample."""
+    return tensor.reshape(len(tensor), -1)
 
 
 def _signs(like: Tensor, generator: Generator) -> Tensor:

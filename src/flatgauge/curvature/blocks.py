@@ -36,7 +36,8 @@ class Block:
         reason: Why it is not.
         weight: The parameter's value, in double precision.
         values: By part: one number, one per unit, or (the diagonal) one per weight.
-        stderr: How far the estimator may be off, by part; zero where exact.
+        stderr: How far the estimator may be off, by part; zero where exact. Of a diagonal that
+            mixtures of columns took part in, it is not known.
         data_stderr: How far other samples of the same kind would move it, by part; of the
             diagonal it is not known.
         samples: Every sample's share in a part, units added up (N,): their mean is the value, and
@@ -155,7 +156,9 @@ def block_curvature(
         UnsupportedGraphError: If the model cannot be read as a graph.
         ValueError: If a part is unknown, or a generator is needed and missing.
     """
-    wanted = frozenset(parts)
+    wanted = frozenset([parts] if isinstance(parts, str) else parts)
+    if probes < 2:
+        raise ValueError(f"`probes={probes}` gives no standard error; use at least 2.")
     if not wanted <= set(PARTS):
         raise ValueError(
             f"the parts are {', '.join(PARTS)}, but got {sorted(wanted - set(PARTS))}."
@@ -286,9 +289,8 @@ def _finished(
         own = tally.samples.get(part)
         if own is not None:
             samples[part] = as_shares(torch.cat(own), shares) + added.sum()
-    uncertain = any(bool(error.any()) for error in stderr.values())
-    reason = "it is swept by the heaviest columns and mixtures of the rest" if uncertain else ""
-    return Block(name, not uncertain, reason, weight, values, stderr, data_stderr, samples, layer)
+    reason = "it is swept by the heaviest columns and mixtures of the rest" if tally.mixed else ""
+    return Block(name, not tally.mixed, reason, weight, values, stderr, data_stderr, samples, layer)
 
 
 def _penalties(weight: Tensor, layer: Layer | None, decay: float) -> dict[str, Tensor]:

@@ -24,10 +24,10 @@ _LINEAR = frozenset(
     avg_pool2d avg_pool3d cat channel_shuffle chunk clamp clamp_max clamp_min clone
     constant_pad_nd contiguous copy cumsum diagonal dropout embedding expand expand_as
     feature_dropout flatten flip gather getitem hardshrink hardtanh index index_select
-    leaky_relu lift_fresh_copy masked_fill max max_pool1d max_pool2d max_pool2d_with_indices
+    leaky_relu lift_fresh_copy masked_fill max max_pool1d max_pool1d_with_indices max_pool2d max_pool2d_with_indices
     max_pool3d max_pool3d_with_indices maximum mean median min minimum movedim narrow neg
     pad permute pixel_shuffle pixel_unshuffle reflection_pad1d reflection_pad2d relu relu6
-    repeat repeat_interleave replication_pad1d replication_pad2d reshape roll rsub select
+    repeat repeat_interleave replication_pad1d replication_pad2d reshape roll rsub scatter_add select
     select_scatter slice slice_scatter softshrink sort split split_with_sizes squeeze stack
     sub sum swapaxes swapdims t threshold to topk transpose tril triu type_as unbind
     unflatten unfold unsqueeze upsample_bicubic2d upsample_bilinear2d upsample_linear1d
@@ -36,14 +36,20 @@ _LINEAR = frozenset(
     """.split()  # noqa: SIM905
 )
 
+#: Ops that are constant almost everywhere.
+_CONSTANT = ("sign", "sgn", "round", "floor", "ceil", "zeros_like", "ones_like", "full_like")
+
 #: Products: which arguments are multiplied, and which are added to the product.
 _PRODUCTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "addcmul": (("tensor1", "tensor2"), ("self",)),
     "addmm": (("mat1", "mat2"), ("self",)),
     "baddbmm": (("batch1", "batch2"), ("self",)),
     "batch_norm": (("input", "weight"), ("bias",)),
     "_native_batch_norm_legit_no_training": (("input", "weight"), ("bias",)),
+    "bilinear": (("input1", "input2", "weight"), ("bias",)),
     "bmm": (("self", "mat2"), ()),
     "einsum": (("tensors",), ()),
+    "inner": (("self", "other"), ()),
     "linear": (("input", "weight"), ("bias",)),
     "matmul": (("self", "other"), ()),
     "mm": (("self", "mat2"), ()),
@@ -68,7 +74,7 @@ _CURVED_IN: dict[str, tuple[str, ...]] = {
     "native_group_norm": ("input",),
     "native_layer_norm": ("input",),
     "rms_norm": ("input",),
-    "scaled_dot_product_attention": ("query", "key"),
+    "scaled_dot_product_attention": ("query", "key", "attn_mask"),
 }
 
 
@@ -113,7 +119,7 @@ def linearity(graph: ModelGraph, outputs: list[fx.Node]) -> Linearity:
 def _degrees(node: fx.Node, found: dict[fx.Node, Degrees]) -> Degrees:
     """The degree of one op's output in every parameter."""
     op = op_name(node)
-    if not op or not is_floating(node) or op == "detach":
+    if not op or not is_floating(node) or op in _CONSTANT:
         return {}  # Whole numbers and truth values are constant almost everywhere.
 
     def of(arguments: Any) -> list[Degrees]:

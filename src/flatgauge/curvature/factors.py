@@ -35,7 +35,7 @@ class KeptColumns(Gather):
 
     def open(self, inputs: Tensor, outputs: Tensor) -> None:
         """Keep the inputs."""
-        self._inputs = inputs
+        self._inputs, self._outputs = inputs, outputs
         self._size = outputs[0].numel()
 
     def hear(self, column: Tensor) -> None:
@@ -54,6 +54,9 @@ class KeptColumns(Gather):
 
     def kept(self) -> Kept:
         """What was kept of this chunk."""
+        if not self._columns:  # The output does not depend on the layer here.
+            self._columns.append(torch.zeros_like(self._outputs))
+            self._factors.append(self._outputs.new_zeros(len(self._outputs)))
         columns = torch.stack(self._columns, dim=1)  # (n, c, folds, ...)
         factors = torch.stack(self._factors, dim=1)
         if keeps_gradients(self.layer, self._size):

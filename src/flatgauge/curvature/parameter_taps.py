@@ -41,7 +41,8 @@ class BatchNormTap(Tap):
         shape = (1, -1) + (1,) * (images.dim() - 2)
         scale = (given["running_var"] + given["eps"]).rsqrt()
         if "weight" in self._parameters:
-            self._normal = ((images.detach() - mean.view(shape)) * scale.view(shape)).flatten(2)
+            normal = (images.detach() - mean.view(shape)) * scale.view(shape)
+            self._normal = normal.reshape(*images.shape[:2], -1)
         if given["weight"] is not None:
             scale = scale * given["weight"].detach()
         shift = -mean * scale
@@ -70,7 +71,7 @@ class BatchNormTap(Tap):
 
     def _hear(self, column: Tensor) -> None:
         """A column at the output."""
-        column = column.flatten(2)  # (n or folds of it, channels, positions)
+        column = column.reshape(*column.shape[:2], -1)  # (n * folds, channels, positions)
         sums = {}
         if "bias" in self._gathers:
             sums["bias"] = column.sum(2)

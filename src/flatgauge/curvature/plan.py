@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor, fx
 
@@ -12,13 +13,37 @@ from flatgauge.curvature.degree import linearity
 from flatgauge.curvature.factors import KeptColumns
 from flatgauge.curvature.gathers import Gather, Positions, Rows
 from flatgauge.curvature.layer_taps import LayerTap
-from flatgauge.curvature.parameter_taps import BATCH_NORMS, BatchNormTap, PointTap, chain_from, link
+from flatgauge.curvature.parameter_taps import (
+    BATCH_NORMS,
+    BatchNormTap,
+    Chain,
+    PointTap,
+    chain_from,
+    link,
+)
 from flatgauge.curvature.taps import Chunk, Tap
 from flatgauge.graph import ModelGraph, SampleAxis, arguments_of, op_name, shape_of
 from flatgauge.layers import Layer, find_layers
 
 #: Last operations that belong to the loss rather than to the model: curved, without parameters.
 _HEADS = ("log_softmax", "softmax", "sigmoid", "log_sigmoid", "tanh", "exp", "log", "softplus")
+
+
+_MIXED = "samples cannot be told apart in what it is multiplied by"
+
+
+@dataclass(frozen=True)
+class Site:
+    """Where a parameter is read.
+
+    Attributes:
+        role: ``"layer"``, ``"bias"`` (of a layer), ``"norm"`` (scale or shift of a batch-norm), or
+            ``"point"`` for anything else.
+        node: The op that reads it.
+    """
+
+    role: str
+    node: fx.Node
 
 
 @dataclass(frozen=True)
@@ -32,6 +57,7 @@ class Plan:
         layers: The layers among the trainable parameters.
         exact: The trainable parameters whose block curvature the sweep gives exactly.
         reasons: For every other one, why not.
+        sites: Where the exact ones are read; those that the output does not depend on, nowhere.
     """
 
     graph: ModelGraph
@@ -40,6 +66,20 @@ class Plan:
     layers: dict[str, Layer]
     exact: tuple[str, ...]
     reasons: dict[str, str]
+    sites: dict[str, Site]
+
+    def without(self, mixed: Mapping[str, str]) -> Plan:
+        """The plan with fewer exact parameters, each with the reason."""
+        exact = tuple(name for name in self.exact if name not in mixed)
+        sites = {name: site for name, site in self.sites.items() if name not in mixed}
+        return replace(self, exact=exact, sites=sites, reasons=self.reasons | dict(mixed))
+
+    def signature(self) -> list[Any]:
+        """What must be the same for all batches that are swept together."""
+        layers = [
+            (n, l.kind, l.out_axis, l.in_axis, l.groups, l.bias) for n, l in self.layers.items()
+        ]
+        return [self.exact, {n: site.role for n, site in self.sites.items()}, layers]
 
     def finish(self, logits: Tensor) -> Tensor:
         """The model's output, from where the sweep's part of it ends."""
@@ -51,6 +91,11 @@ class Plan:
     def head_names(self) -> list[str]:
         """The names of the last operations."""
         return [op_name(head) for head in self.heads]
+
+    def head_axis(self) -> int:
+        """The axis along which the first of the last operations works."""
+        axis = int(arguments_of(self.heads[0]).get("dim", 0))
+        return axis % len(shape_of(self.logits))
 
     def taps(
         self, chunk: Chunk, values: Mapping[str, Tensor], names: frozenset[str]
@@ -65,30 +110,30 @@ class Plan:
         Returns:
             The taps by the op they sit at.
         """
-        taps: dict[fx.Node, Tap] = {}
-        for layer in self.layers.values():
-            weight, bias = (
-                values[name] if name is not None and name in names and name in self.exact else None
-                for name in (layer.name, layer.bias)
-            )
-            if weight is not None or bias is not None:
-                axes = self._axis(layer.input), self._axis(layer.node)
-                gather = None if weight is None else self._gather(chunk, layer, weight)
-                taps[layer.node] = LayerTap(chunk, layer, axes, bias, gather)
-        points: dict[fx.Node, list[tuple[str, fx.Node, Tensor]]] = {}
-        for name in names & set(self.exact):
-            node = self.graph.parameters.get(name)
-            reader = chain_from(node).reader if node is not None and node.users else None
-            if reader is not None and node is not None and reader not in taps:
-                points.setdefault(reader, []).append((name, node, values[name]))
-        for reader, read in points.items():
-            if op_name(reader) in BATCH_NORMS:
-                taps[reader] = self._batch_norm(chunk, reader, [name for name, *_ in read])
-            else:
-                found = {n: self.graph.sample_axis(n) for n in reader.all_input_nodes}
-                known = {node: axis for node, axis in found.items() if axis is not None}
-                taps[reader] = PointTap(chunk, reader, self._axis(reader), read, known)
-        return taps
+        read: dict[fx.Node, dict[str, Site]] = {}
+        for name, site in self.sites.items():
+            if name in names:
+                read.setdefault(site.node, {})[name] = site
+        return {node: self._tap(chunk, values, node, sites) for node, sites in read.items()}
+
+    def _tap(
+        self, chunk: Chunk, values: Mapping[str, Tensor], node: fx.Node, sites: dict[str, Site]
+    ) -> Tap:
+        """The tap at one op."""
+        roles = {site.role for site in sites.values()}
+        if roles <= {"layer", "bias"}:
+            layer = next(layer for layer in self.layers.values() if layer.node is node)
+            axes = self._axis(layer.input), self._axis(node)
+            bias = values[layer.bias] if layer.bias in sites else None
+            gathered = layer.name in sites
+            gather = self._gather(chunk, layer, values[layer.name]) if gathered else None
+            return LayerTap(chunk, layer, axes, bias, gather)
+        if roles == {"norm"}:
+            return self._batch_norm(chunk, node, list(sites))
+        found = {n: self.graph.sample_axis(n) for n in node.all_input_nodes}
+        known = {n: axis for n, axis in found.items() if axis is not None}
+        parameters = [(name, self.graph.parameters[name], values[name]) for name in sites]
+        return PointTap(chunk, node, self._axis(node), parameters, known)
 
     def activations_per_sample(self) -> int:
         """How many numbers the graph computes from one sample."""
@@ -153,21 +198,26 @@ def make_plan(graph: ModelGraph, output: fx.Node, trainable: tuple[str, ...]) ->
     while op_name(output) in _HEADS and len(output.all_input_nodes) == 1:
         heads.insert(0, output)
         (output,) = output.all_input_nodes
-    found = linearity(graph, [output])
     layers = {n: layer for n, layer in find_layers(graph).items() if n in trainable}
-    exact, reasons = [], {}
-    for name in trainable:
+    found = linearity(graph, [output])
+    front = graph.sample_axis(output)
+    sites: dict[str, Site] = {}
+    reasons: dict[str, str] = {}
+    for name in sorted(trainable, key=lambda n: n not in layers):  # Layers come first.
         if name in found.reasons:
-            reason: str | None = f"the output is curved in it: {found.reasons[name]}"
+            reasons[name] = f"the output is curved in it: {found.reasons[name]}"
         elif name not in found.degrees:
-            reason = None  # The output does not depend on it: its curvature is zero.
+            continue  # The output does not depend on it: its curvature is zero.
+        elif front is None or front.axis != 0 or str(shape_of(output)[0]) != graph.symbol:
+            reasons[name] = "the outputs do not have the samples in front"
         else:
-            reason = _objection(graph, name, layers)
-        if reason is None:
-            exact.append(name)
-        else:
-            reasons[name] = reason
-    return Plan(graph, output, tuple(heads), layers, tuple(exact), reasons)
+            site = _site(graph, name, layers, sites)
+            if isinstance(site, str):
+                reasons[name] = site
+            else:
+                sites[name] = site
+    exact = tuple(name for name in trainable if name not in reasons)
+    return Plan(graph, output, tuple(heads), layers, exact, reasons, sites)
 
 
 def without_sweep(graph: ModelGraph, trainable: tuple[str, ...], reason: str) -> Plan:
@@ -183,23 +233,59 @@ def without_sweep(graph: ModelGraph, trainable: tuple[str, ...], reason: str) ->
     """
     layers = {n: layer for n, layer in find_layers(graph).items() if n in trainable}
     node = next(n for n in graph.outputs if isinstance(n, fx.Node))
-    return Plan(graph, node, (), layers, (), dict.fromkeys(trainable, reason))
+    return Plan(graph, node, (), layers, (), dict.fromkeys(trainable, reason), {})
 
 
-def _objection(graph: ModelGraph, name: str, layers: Mapping[str, Layer]) -> str | None:
-    """Why a parameter that the output is linear in cannot be swept, None if it can."""
+def _site(
+    graph: ModelGraph, name: str, layers: Mapping[str, Layer], sites: Mapping[str, Site]
+) -> Site | str:
+    """Where and how a parameter that the output is linear in is read, or why that is no use."""
     node = graph.parameters[name]
-    if len(node.users) != 1:
-        return f"it is read {len(node.users)} times"
-    chain = chain_from(node)
-    reader = layers[name].node if name in layers else chain.reader
+    layer = layers.get(name)
+    chain, times = _readers(node, None if layer is None else layer.node)
+    if times > 1:
+        return f"it is read {times} times"
+    reader = chain.reader if layer is None else layer.node
     if graph.sample_axis(reader) is None:
         return f"samples cannot be told apart where {op_name(reader)} reads it"
-    if name in layers:
-        told = graph.sample_axis(layers[name].input)
-        return None if told else "samples cannot be told apart in the layer's input"
-    if any(name == layer.bias for layer in layers.values()) or op_name(reader) in BATCH_NORMS:
-        return None
+    if layer is not None:
+        return Site("layer", reader) if _told_apart(graph, layer) else _MIXED
+    given = arguments_of(reader)
+    for owner in layers.values():
+        if owner.node is reader and owner.bias == name:
+            plain = shape_of(node) == (shape_of(reader)[_unit_axis(owner)],)
+            if plain and given.get("bias", given.get("self")) is node:
+                return Site("bias", reader) if _told_apart(graph, owner) else _MIXED
+    axis = graph.sample_axis(reader)
+    if op_name(reader) in BATCH_NORMS and node in (given["weight"], given["bias"]):
+        return Site("norm", reader) if axis is not None and axis.axis == 0 else _MIXED
+    taken = [other for other, site in sites.items() if site.node is reader]
+    if any(sites[other].role != "point" for other in taken):
+        return f"{op_name(reader)} reads it beside `{taken[0]}`"
+    if any(layer.node is reader for layer in layers.values()) or op_name(reader) in BATCH_NORMS:
+        return f"there is no rule for reading it by {op_name(reader)} in this way"
     others = [n for n in reader.all_input_nodes if n is not chain.end]
     known = all(isinstance(n.meta.get("val"), Tensor) for n in others)
-    return None if known else f"there is no rule for reading it by {op_name(reader)}"
+    return Site("point", reader) if known else f"there is no rule for {op_name(reader)} with sizes"
+
+
+def _readers(parameter: fx.Node, contraction: fx.Node | None) -> tuple[Chain, int]:
+    """The ops between a parameter and its reader, and how often the parameter is read."""
+    node = parameter
+    while len(node.users) == 1:
+        (reader,) = node.users
+        if reader is contraction or len(reader.all_input_nodes) > 1 or len(reader.users) != 1:
+            break
+        node = reader
+    return chain_from(parameter) if len(parameter.users) == 1 else Chain(), len(node.users)
+
+
+def _told_apart(graph: ModelGraph, layer: Layer) -> bool:
+    """Whether the samples of a layer's input can be told apart, and where it expects them."""
+    axis = graph.sample_axis(layer.input)
+    return axis is not None and (layer.kind == "linear" or axis.axis == 0)
+
+
+def _unit_axis(layer: Layer) -> int:
+    """The axis of a layer's output along which its units lie."""
+    return -1 if layer.kind == "linear" else 1

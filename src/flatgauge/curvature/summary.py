@@ -60,7 +60,11 @@ def select(names: Iterable[str], layers: str | Sequence[str] | None) -> list[str
         )
     if layers is None:
         return names
-    patterns = [layers] if isinstance(layers, str) else list(layers)
+    patterns = [layers] if isinstance(layers, str) else layers
+    if not isinstance(patterns, (list, tuple, set, frozenset)) or not patterns:
+        raise ValueError(
+            f"`layers={layers!r}` must be a glob pattern or a list of them, or None for all layers."
+        )
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name in names):
             raise ValueError(

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Generator, Tensor, fx
+from torch import Generator, Tensor
 from torch.utils import _pytree as pytree
 
 from flatgauge.batch import Batch
 from flatgauge.curvature.plan import Plan, make_plan, without_sweep
+from flatgauge.curvature.tally import collect
 from flatgauge.curvature.taps import Chunk, Tap
 from flatgauge.estimators.probes import required
 from flatgauge.graph import ModelGraph, UnsupportedGraphError, in_precision
@@ -28,7 +29,7 @@ MOST_COLUMNS = 63
 HEAVY, MIXTURES = 16, 4
 
 #: What a chunk's activations should take, and how many samples it should hold at least.
-_WORKING_SET, _SMALLEST_CHUNK = 24 * 2**20, 32
+_WORKING_SET, _SMALLEST_CHUNK = 12 * 2**20, 32
 
 #: How far the graph may differ from the model, relative to the size of the output.
 _AGREEMENT = 1e-3
@@ -54,16 +55,7 @@ class Pass:
 
     def pass_back(self, column: Column) -> None:
         """Pass one column back through the model; the taps hear it."""
-        values, factor = column
-        self._chunk.factor = None if factor is None else factor.to(self._logits)
-        if self._logits.requires_grad:
-            torch.autograd.grad(
-                self._logits,
-                self._chunk.leaves,
-                values.to(self._logits),
-                retain_graph=True,
-                allow_unused=True,
-            )
+        _pass_back(self._chunk, self._logits, column)
 
 
 class Sweeper:
@@ -89,10 +81,7 @@ class Sweeper:
         self._plans: dict[Any, Plan] = {}
         self._values = surface.subject.state
         with isolated(surface.model, surface.device):
-            few = next(surface.objective.chunks(4))
-            self.plan = self._plan_for(few)
-            if self.plan.exact:
-                self._check(few)
+            self.plan = self._plan_for(next(surface.objective.chunks(4)))
 
     @property
     def chunk(self) -> int:
@@ -137,7 +126,7 @@ class Sweeper:
         with isolated(self.surface.model, self.surface.device):
             for batch in self.surface.objective.chunks(self.chunk):
                 plan = self._plan_for(batch)
-                if plan.exact != self.plan.exact:
+                if plan.signature() != self.plan.signature():
                     raise UnsupportedGraphError(
                         "the model runs through other operations for some batches than for the "
                         "first; measure batches of one shape at a time."
@@ -159,7 +148,9 @@ class Sweeper:
         ends = plan.head_names()
         expected = [self.loss.after] if self.loss.after else []
         if self.loss.curvature is not None and ends == expected:
-            return self.loss.curvature(logits, target), kept
+            curvature: OutputCurvature = self.loss.curvature(logits, target)
+            if not plan.heads or plan.head_axis() == curvature.axis % logits.dim():
+                return curvature, kept
         if self.loss.defined is not None:
             kept = self.loss.defined(logits).double()
             safe = torch.arange(logits[0].numel(), device=logits.device).to(logits)
@@ -173,9 +164,9 @@ class Sweeper:
                 value = value * self.surface.objective.denominator(batch)
             return value
 
-        curvature = dense(total, logits)
-        curvature.matrices *= kept[:, None, None]
-        return curvature, kept
+        found = dense(total, logits)
+        found.matrices *= kept[:, None, None]
+        return found, kept
 
     def _plan_for(self, batch: Batch) -> Plan:
         """The plan for batches of this shape."""
@@ -191,16 +182,29 @@ class Sweeper:
         example = batch.rows([0, 0, 0]) if batch.splittable else batch
         arguments, keywords = subject.arguments(example, with_labels=self.loss.own)
         model = in_precision(subject.model, subject.dtype)
-        graph = ModelGraph(model, arguments, keywords, samples=3 if batch.splittable else 0)
-        output = _predicted(graph, self.loss)
-        if not graph.symbol:
-            output = (
-                "samples cannot be told apart: the batches do not have them in front, or the model "
-                "treats their number as a constant"
-            )
-        if isinstance(output, str):
-            return without_sweep(graph, subject.names, output)
-        return make_plan(graph, output, subject.names)
+        with isolated(model, subject.device):  # The exporter's own tensors must not stay in it.
+            samples = 3 if batch.splittable else 0
+            graph = ModelGraph(model, arguments, keywords, samples, prediction)
+        reason = self._objection(batch)
+        if reason is None and not graph.symbol:
+            reason = "the model treats the number of samples as a constant"
+        if reason is not None:
+            return without_sweep(graph, subject.names, reason)
+        plan = make_plan(graph, graph.outputs[0], subject.names)
+        return self._checked(plan, batch.rows(slice(4))) if plan.sites else plan
+
+    def _objection(self, batch: Batch) -> str | None:
+        """Why the loss is not known to be a function of one tensor with the samples in front."""
+        if self.loss.own:
+            return "the model computes its loss itself (`loss=None`)"
+        if not batch.splittable:
+            return "the batches do not have the samples in front"
+        if self.loss.curvature is not None or self.loss.defined is not None:
+            return None
+        with torch.no_grad():
+            few = self.surface.subject.place(batch.rows(slice(1)))
+            output = self.surface.subject(self.surface.subject.leaves, few, with_labels=False)
+        return None if isinstance(output, Tensor) else "the loss is a function of several outputs"
 
     def _inputs(self, batch: Batch) -> list[Any]:
         """What the model is called with, flattened."""
@@ -211,27 +215,103 @@ class Sweeper:
         count = self.surface.objective.denominator
         if not self.own:
             return torch.ones(batch.samples, dtype=torch.float64, device=self.surface.device)
-        whole = count(batch) / batch.samples
-        mean = self.surface.objective.count / self.surface.samples
-        if abs(whole - mean) <= 1e-12 * mean and count(batch.rows([0])) == whole:
-            shares = [whole] * batch.samples
-        else:
-            shares = [count(batch.rows([i])) for i in range(batch.samples)]
-        return torch.tensor(shares, dtype=torch.float64, device=self.surface.device)
+        if not isinstance(batch.target, Tensor) or batch.target.is_floating_point():
+            each = [count(batch) / batch.samples] * batch.samples
+            return torch.tensor(each, dtype=torch.float64, device=self.surface.device)
+        # Samples with the same labels have the same share.
+        rows = batch.target.flatten(1) if batch.target.dim() > 1 else batch.target[:, None]
+        _, kinds = torch.unique(rows, dim=0, return_inverse=True)
+        first = {int(kind): place for place, kind in enumerate(kinds.tolist())}
+        known = {kind: count(batch.rows([place])) for kind, place in first.items()}
+        each = [known[kind] for kind in kinds.tolist()]
+        return torch.tensor(each, dtype=torch.float64, device=self.surface.device)
 
-    def _check(self, few: Batch) -> None:
-        """Compare the graph with the model: an exporter may follow one branch of many."""
-        subject, plan = self.surface.subject, self.plan
-        with torch.no_grad():
-            output = subject(subject.leaves, few, with_labels=self.loss.own)
-            expected = prediction(output)
-            got = plan.finish(plan.graph.run(self._values, self._inputs(few), {}, plan.logits))
-        size = float(expected.abs().max())
-        if got.shape != expected.shape or float((got - expected).abs().max()) > _AGREEMENT * size:
+    def _checked(self, plan: Plan, few: Batch) -> Plan:
+        """Try a plan out on a few samples; what does not hold there is taken out of it.
+
+        Args:
+            plan: The plan.
+            few: The samples.
+
+        Returns:
+            The plan, possibly with fewer exact parameters.
+
+        Raises:
+            UnsupportedGraphError: If the graph computes something else than the model.
+        """
+        subject, trainable = self.surface.subject, self.surface.names
+        names = [name for name in plan.exact if name in plan.sites]
+        leaves = dict(zip(trainable, subject.leaves, strict=True))
+        place = subject.place  # Every run gets samples of its own: a model may write to them.
+        output = prediction(subject(subject.leaves, place(few), with_labels=self.loss.own))
+        got = plan.finish(
+            plan.graph.run(self._values | leaves, self._inputs(place(few)), {}, plan.logits)
+        )
+        if got.shape != output.shape or not _close(got, output):
             raise UnsupportedGraphError(
                 "the exported graph computes something else than the model itself; Python that "
                 "depends on values or on the number of samples is the usual cause."
             )
+        mixed: dict[str, str] = {}
+        weights = torch.linspace(1, 2, output.numel()).to(output).view_as(output)
+        gradients = [
+            torch.autograd.grad(
+                (value * weights).sum(), [leaves[name] for name in names], allow_unused=True
+            )
+            for value in (output, got)
+        ]
+        for name, own, other in zip(names, *gradients, strict=True):
+            same = own is None and other is None
+            if not same and (own is None or other is None or not _close(other, own)):
+                mixed[name] = "its gradient is not that of the graph (no_grad, custom backward)"
+        try:
+            self._curvature(plan, got.detach() if not plan.heads else self._logits(plan, few), few)
+        except RuntimeError as error:
+            reason = f"the loss cannot be differentiated twice: {str(error).splitlines()[0]}"
+            return plan.without(dict.fromkeys(plan.exact, reason))
+        plan = plan.without(mixed)
+        for order in (list(range(few.samples)), list(range(few.samples))[::-1]):
+            plan = plan.without(self._reordered(plan, place(few.rows(order))))
+        return plan
+
+    def _logits(self, plan: Plan, batch: Batch) -> Tensor:
+        with torch.no_grad():
+            inputs = self._inputs(self.surface.subject.place(batch))
+            return plan.graph.run(self._values, inputs, {}, plan.logits)
+
+    def _reordered(self, plan: Plan, few: Batch) -> dict[str, str]:
+        """The parameters at which one sample's column is heard in another sample's place."""
+        chunk = Chunk(few.samples, frozenset({"trace"}))
+        taps = plan.taps(chunk, self._values, frozenset(plan.sites))
+        logits = plan.graph.run(self._values, self._inputs(few), taps, plan.logits)
+        ramp = torch.linspace(1, 2, logits[0].numel()).to(logits).view_as(logits[0])
+        found: dict[str, str] = {}
+        for sample in range(few.samples):
+            column = torch.zeros_like(logits)
+            column[sample] = ramp
+            _pass_back(chunk, logits, (column, None))
+            for name, parts in collect(taps.values()).items():
+                assert parts.trace is not None
+                strange = parts.trace.clone()
+                strange[sample] = 0
+                if strange.any():
+                    found[name] = "samples are mixed or reordered between it and the output"
+        return found
+
+
+def _close(value: Tensor, expected: Tensor) -> bool:
+    """Whether two tensors agree as far as rounding lets them."""
+    return bool((value - expected).abs().max() <= _AGREEMENT * expected.abs().max())
+
+
+def _pass_back(chunk: Chunk, logits: Tensor, column: Column) -> None:
+    """Pass a column back from the logits to where the graph begins."""
+    values, factor = column
+    chunk.factor = None if factor is None else factor.to(logits)
+    if logits.requires_grad:
+        torch.autograd.grad(
+            logits, chunk.leaves, values.to(logits), retain_graph=True, allow_unused=True
+        )
 
 
 def _split(
@@ -243,23 +323,6 @@ def _split(
     source = required(
         generator,
         caller="sweep(surface)",
-        otherwise=f"`exact=True` to sweep all {curvature.rank} columns per sample",
+        otherwise=f"`all_columns=True` to sweep all {curvature.rank} columns per sample",
     )
     return curvature.heavy(HEAVY), curvature.mixtures(MIXTURES, source)
-
-
-def _predicted(graph: ModelGraph, loss: Loss) -> fx.Node | str:
-    """The node that the loss is taken of, or why it is not known."""
-    if loss.own:
-        return "the model computes its loss itself (`loss=None`)"
-    marked = pytree.tree_unflatten(list(graph.outputs), graph.output_spec)
-    if isinstance(marked, fx.Node):
-        return marked
-    if loss.curvature is None:
-        return "the loss is a function of several outputs"
-    named = getattr(marked, "logits", None)
-    if named is None and isinstance(marked, dict):
-        named = marked.get("logits")
-    if named is None and isinstance(marked, (tuple, list)) and marked:
-        named = marked[0]
-    return named if isinstance(named, fx.Node) else "the model returns no tensor"

@@ -23,6 +23,7 @@ class Tally:
         products: Sums of the shares times the samples' shares in the denominator.
         variances: What mixtures of columns leave uncertain of the sums.
         samples: Every sample's share, units added up, by part.
+        mixed: Whether mixtures stood for some of the columns.
     """
 
     diagonal: Tensor | None = None
@@ -31,6 +32,7 @@ class Tally:
     products: dict[str, Tensor] = field(default_factory=dict)
     variances: dict[str, Tensor] = field(default_factory=dict)
     samples: dict[str, list[Tensor]] = field(default_factory=dict)
+    mixed: bool = False
 
     def add(self, columns: Parts, mixtures: Sequence[Parts], counts: Tensor) -> None:
         """Add a chunk.
@@ -40,6 +42,7 @@ class Tally:
             mixtures: From every mixture, each of which stands for its share of the rest.
             counts: Every sample's share in the denominator (n,).
         """
+        self.mixed |= bool(mixtures)
         even = bool((counts == counts[0]).all())
         for name, values in columns.items():
             if mixtures:
