@@ -19,20 +19,21 @@ _CURVED = 2
 #: of them together: the degree is the largest of the inputs'.
 _LINEAR = frozenset(
     """
-    abs adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d
-    adaptive_max_pool2d adaptive_max_pool3d add alias amax amin as_strided avg_pool1d
-    avg_pool2d avg_pool3d cat channel_shuffle chunk clamp clamp_max clamp_min clone
-    constant_pad_nd contiguous copy cumsum diagonal dropout embedding expand expand_as
-    feature_dropout flatten flip gather getitem hardshrink hardtanh index index_select
-    leaky_relu lift_fresh_copy masked_fill max max_pool1d max_pool1d_with_indices max_pool2d max_pool2d_with_indices
-    max_pool3d max_pool3d_with_indices maximum mean median min minimum movedim narrow neg
-    pad permute pixel_shuffle pixel_unshuffle reflection_pad1d reflection_pad2d relu relu6
-    repeat repeat_interleave replication_pad1d replication_pad2d reshape roll rsub scatter_add select
-    select_scatter slice slice_scatter softshrink sort split split_with_sizes squeeze stack
-    sub sum swapaxes swapdims t threshold to topk transpose tril triu type_as unbind
+    _to_copy _unsafe_view abs adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d
+    adaptive_max_pool1d adaptive_max_pool2d adaptive_max_pool3d add alias amax amin
+    as_strided avg_pool1d avg_pool2d avg_pool3d cat channel_shuffle chunk clamp clamp_max
+    clamp_min clone col2im constant_pad_nd contiguous copy cumsum diagonal dropout embedding
+    expand expand_as feature_dropout flatten flip gather getitem hardshrink hardtanh index
+    index_add index_select leaky_relu lift_fresh_copy masked_fill max max_pool1d
+    max_pool1d_with_indices max_pool2d max_pool2d_with_indices max_pool3d
+    max_pool3d_with_indices maximum mean median min minimum movedim narrow neg pad permute
+    pixel_shuffle pixel_unshuffle reflection_pad1d reflection_pad2d relu relu6 repeat
+    repeat_interleave replication_pad1d replication_pad2d reshape roll rsub scatter_add
+    select select_scatter slice slice_scatter softshrink sort split split_with_sizes squeeze
+    stack sub sum swapaxes swapdims t threshold to topk transpose tril triu type_as unbind
     unflatten unfold unsqueeze upsample_bicubic2d upsample_bilinear2d upsample_linear1d
     upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_trilinear3d view
-    view_as where _to_copy _unsafe_view
+    view_as where
     """.split()  # noqa: SIM905
 )
 

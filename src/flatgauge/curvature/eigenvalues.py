@@ -77,7 +77,10 @@ def block_eigenvalues(
         )
         found[name] = _finished(pairs, operator)
 
-    groups, rest = _grouped(sweeper, names)
+    for name in names:
+        if name in sweeper.plan.exact and name not in sweeper.plan.sites:
+            found[name] = _flat(surface)
+    groups, rest = _grouped(sweeper, [name for name in names if name not in found])
     for group in groups:
         for name, block in _blocks(sweeper, group):
             solve(name, block)
@@ -128,6 +131,13 @@ def _blocks(sweeper: Sweeper, names: Sequence[str]) -> Iterator[tuple[str, Layer
     for name in names:
         layer, parts = sweeper.plan.layers[name], kept.pop(name)
         yield name, LayerBlock(layer, parts, torch.cat(counts), sweeper.surface)
+
+
+def _flat(surface: LossSurface) -> TopEigenvalue:
+    """The eigenvalue of a layer that the output does not depend on: that of the penalty."""
+    decay = surface.weight_decay
+    samples = torch.full((surface.samples,), decay, dtype=torch.float64)
+    return TopEigenvalue(decay, 0.0, 0.0, True, 0, 0.0, samples)
 
 
 def _finished(pairs: Eigenpairs, operator: Operator) -> TopEigenvalue:

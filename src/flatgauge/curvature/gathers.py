@@ -221,13 +221,12 @@ class Positions(Gather):
         merged = columns.flatten(0, 1)  # (n * c, folds, ...)
         if layer.kind == "transposed":
             cut = self._patched(merged).unflatten(0, (-1, count)).transpose(1, 2)
-            found: Tensor = cut.flatten(2, 3) @ self._seen.mT  # (n, groups, c * out * taps, in)
-            found = found.unflatten(2, (count, out, taps)).transpose(4, 5)
-            return found
+            found = cut.flatten(2, 3) @ self._seen.mT  # (n, groups, c * out * taps, in)
+            return found.unflatten(2, (count, out, taps)).mT  # type: ignore[no-any-return]
         flat = self._flat(merged).unflatten(0, (-1, count)).transpose(1, 2)
         found = flat.flatten(2, 3) @ self._seen.mT  # (n, groups, c * out, in * taps)
-        found = found.unflatten(2, (count, out)).unflatten(4, (inner, taps))
-        return found
+        parts: Tensor = found.unflatten(2, (count, out)).unflatten(4, (inner, taps))
+        return parts
 
     def _use_gradients(self) -> None:
         """Turn the columns that were put by into squares and forms."""

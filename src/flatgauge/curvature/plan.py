@@ -77,7 +77,8 @@ class Plan:
     def signature(self) -> list[Any]:
         """What must be the same for all batches that are swept together."""
         layers = [
-            (n, l.kind, l.out_axis, l.in_axis, l.groups, l.bias) for n, l in self.layers.items()
+            (name, layer.kind, layer.out_axis, layer.in_axis, layer.groups, layer.bias)
+            for name, layer in self.layers.items()
         ]
         return [self.exact, {n: site.role for n, site in self.sites.items()}, layers]
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, fx
 from torch.utils import _pytree as pytree
 
 from flatgauge.batch import Batch
@@ -190,7 +190,9 @@ class Sweeper:
             reason = "the model treats the number of samples as a constant"
         if reason is not None:
             return without_sweep(graph, subject.names, reason)
-        plan = make_plan(graph, graph.outputs[0], subject.names)
+        (output,) = graph.outputs  # The prediction is one tensor.
+        assert isinstance(output, fx.Node)
+        plan = make_plan(graph, output, subject.names)
         return self._checked(plan, batch.rows(slice(4))) if plan.sites else plan
 
     def _objection(self, batch: Batch) -> str | None:
