@@ -1,7 +1,7 @@
 # make demo   set up, train a network on the digits, measure it, rescale it, measure again
 # make test   set up, run every test and doctest
 # make lint   formatting, style and types
-# make bench  time products and estimators beside peers (see docs/performance.md)
+# make bench  time products, the sweep and eigenvalues beside peers (see docs/performance.md)
 # make docs   regenerate the pages made from the registry
 
 PYTHON ?= python3
@@ -44,6 +44,7 @@ lint: $(VENV)/.dev
 
 bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks.products
+	$(BIN)/python -m benchmarks.blocks
 
 docs: $(VENV)/.dev
 	$(BIN)/flatgauge catalogue --markdown > docs/catalogue.md

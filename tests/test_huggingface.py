@@ -7,6 +7,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from flatgauge import LossSurface
+from flatgauge.curvature.blocks import block_curvature
 
 transformers = pytest.importorskip("transformers", reason="needs the extra `hf`")
 
@@ -77,3 +78,40 @@ def test_a_language_model_is_averaged_over_its_next_tokens(chunk):
 def test_a_dict_batch_without_labels_says_what_is_missing():
     with pytest.raises(ValueError, match=r"has no `loss`; put labels in the batches"):
         LossSurface(bert(), None, tokens())
+
+
+def test_what_is_exact_in_a_transformer():
+    model, batch = bert().double(), tokens() | {"labels": torch.arange(10) % 3}
+    generator = torch.Generator().manual_seed(0)
+    named = LossSurface(model, "cross_entropy", [batch])
+    blocks = block_curvature(named, ("trace",), probes=4, generator=generator)
+    assert {name for name, block in blocks.items() if block.exact} == {
+        "classifier.weight",
+        "classifier.bias",
+    }
+    assert "tanh" in blocks["bert.pooler.dense.weight"].reason
+    diagonal = torch.eye(named.size)[-3:].double()
+    right = [(named.hvp(row) @ row).item() for row in diagonal]
+    assert blocks["classifier.bias"].values["trace"].item() == pytest.approx(sum(right), rel=1e-9)
+
+
+def test_a_model_with_its_own_loss_is_estimated():
+    model, batch = bert().double(), tokens() | {"labels": torch.arange(10) % 3}
+    generator = torch.Generator().manual_seed(0)
+    own = block_curvature(
+        LossSurface(model, None, [batch]), ("trace",), probes=2, generator=generator
+    )
+    assert not any(block.exact for block in own.values())
+    assert "computes its loss itself" in own["classifier.weight"].reason
+
+
+def test_the_layers_of_gpt_are_read_from_its_graph():
+    model = gpt().double()
+    ids = tokens()["input_ids"]
+    surface = LossSurface(model, "cross_entropy", [{"input_ids": ids, "labels": ids}])
+    generator = torch.Generator().manual_seed(0)
+    blocks = block_curvature(surface, ("trace",), estimate=False, generator=generator)
+    assert {"transformer.ln_f.weight", "transformer.ln_f.bias"} <= set(blocks)
+    assert "transformer.h.1.mlp.c_proj.weight" in surface.names
+    assert "lm_head.weight" not in surface.names  # tied to the table of tokens
+    assert "transformer.wte.weight" in blocks.missing

@@ -1,6 +1,8 @@
-"""Curvature as linear operators: `shape`, `dtype`, `device`, `@` and `dense()`."""
+"""Curvature: the Hessian as an operator, and the exact sweep over its diagonal blocks."""
 
+from flatgauge.curvature.blocks import Block, Blocks, block_curvature
+from flatgauge.curvature.eigenvalues import block_eigenvalues
 from flatgauge.curvature.hessian import Hessian
 from flatgauge.curvature.operator import Operator
 
-__all__ = ["Hessian", "Operator"]
+__all__ = ["Block", "Blocks", "Hessian", "Operator", "block_curvature", "block_eigenvalues"]
