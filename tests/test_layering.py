@@ -16,6 +16,8 @@ ROOT = Path(flatgauge.__file__).parent
 LAYERS = [
     ["arguments", "nested", "precision", "layout", "isolation", "memory", "products", "graph"],
     ["output_curvature", "layers"],
+    ["loss"],
+    ["label_losses"],
     ["losses"],
     ["estimators", "user_code", "weights"],
     ["batch", "datasets", "functionals"],

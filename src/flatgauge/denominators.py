@@ -17,7 +17,7 @@ from torch import Tensor
 
 from flatgauge.batch import Batch, join, obstacle
 from flatgauge.batches import Batches
-from flatgauge.losses import Loss
+from flatgauge.loss import Loss
 from flatgauge.precision import wide
 from flatgauge.telling import Choice, all_shown, kept, kind_of, labels_of, telling_samples, twice
 

@@ -15,7 +15,7 @@ from flatgauge.batch import Batch
 from flatgauge.batches import Batches
 from flatgauge.denominators import find_count
 from flatgauge.isolation import isolated
-from flatgauge.losses import Loss
+from flatgauge.loss import Loss
 from flatgauge.memory import format_bytes, saved_bytes
 from flatgauge.nested import tensors
 from flatgauge.products import (

@@ -21,7 +21,8 @@ from flatgauge.arguments import (
 from flatgauge.batches import Batches
 from flatgauge.isolation import ALONE, isolated
 from flatgauge.layout import Layout
-from flatgauge.losses import Loss, resolve_loss
+from flatgauge.loss import Loss
+from flatgauge.losses import resolve_loss
 from flatgauge.memory import available, parse_bytes
 from flatgauge.objective import Objective
 from flatgauge.precision import wide
@@ -111,6 +112,7 @@ class LossSurface:
         self._value: float | None = None
         self._gradient: Tensor | None = None
         self._recalled: dict[Hashable, Any] = {}
+        self._lasting: dict[Hashable, Any] = {}
 
     @property
     def subject(self) -> Subject:
@@ -322,27 +324,30 @@ class LossSurface:
         """
         return self._layout.from_named(parts)
 
-    def recall(self, key: Hashable, compute: Callable[[], T]) -> T:
+    def recall(self, key: Hashable, compute: Callable[[], T], *, lasting: bool = False) -> T:
         """Give what was computed under a key at these parameters before, or compute it now.
 
         Args:
             key: What it is.
             compute: How to compute it.
+            lasting: Whether it does not depend on the parameters' values.
 
         Returns:
-            The same object until the parameters change.
+            The same object until the parameters change, or until `release`.
         """
         with ALONE, torch.inference_mode(False):
             self._follow()
-            if key not in self._recalled:
-                self._recalled[key] = compute()
-            found: T = self._recalled[key]
+            held = self._lasting if lasting else self._recalled
+            if key not in held:
+                held[key] = compute()
+            found: T = held[key]
         return found
 
     def release(self) -> None:
         """Let go of everything kept for speed; it is computed anew when it is needed."""
         self._second_order.release()
         self._recalled.clear()
+        self._lasting.clear()
 
     @contextmanager
     def watched(self, listener: Callable[[int], None]) -> Iterator[None]:
@@ -368,7 +373,10 @@ class LossSurface:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LossSurface:
         twin = memo[id(self)] = type(self).__new__(type(self))
-        held = self.__dict__ | {"_recalled": {}}  # What was computed is computed anew.
+        held = self.__dict__ | {
+            "_recalled": {},
+            "_lasting": {},
+        }  # What was computed is computed anew.
         twin.__dict__.update(copy.deepcopy(held, memo))
         return twin
 
@@ -381,7 +389,8 @@ class LossSurface:
     def _follow(self) -> None:
         """Notice a changed model: forget everything computed at its old parameters."""
         if self._subject.refresh():
-            self.release()
+            self._second_order.release()
+            self._recalled.clear()
             self._value = self._gradient = None
 
     def _leaves(self, point: Point | None) -> Sequence[Tensor]:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flatgauge.batch import Batch, join
 from flatgauge.batches import Batches
-from flatgauge.losses import IGNORED
+from flatgauge.label_losses import IGNORED
 from flatgauge.nested import signature
 
 #: Samples that are looked at where labels tell nothing.

@@ -15,7 +15,7 @@ from torch import Generator, nn
 from flatgauge import LossSurface
 from flatgauge.curvature import sweep
 from flatgauge.curvature.blocks import Blocks, block_curvature
-from flatgauge.losses import normalized_cross_entropy
+from flatgauge.label_losses import normalized_cross_entropy
 
 
 def numbers(values: list[float]) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -15,12 +15,12 @@ from flatgauge.curvature.tally import Tally, collect
 from flatgauge.curvature.taps import PARTS
 from flatgauge.estimators.probes import branches, digest
 from flatgauge.layers import Layer
-from flatgauge.losses import Loss
+from flatgauge.loss import Loss
 from flatgauge.precision import wide
 from flatgauge.surface import LossSurface
 
-#: Mark results without randomness, which hold for every generator: complete, or partial.
-_EXACT, _SWEPT = -1, -2
+#: Marks a result without randomness, which holds for every generator.
+_EXACT = -1
 
 #: Hessian products per part, for parameters that cannot be swept.
 DEFAULT_PROBES = 48
@@ -164,20 +164,18 @@ def block_curvature(
             f"the parts are {', '.join(PARTS)}, but got {sorted(wanted - set(PARTS))}."
         )
     name = surrogate.name if surrogate else ""
-    sweeper = surface.recall(("sweeper", name), lambda: Sweeper(surface, surrogate))
-    held: dict[int, Blocks] = surface.recall(("blocks", name, all_columns, probes), dict)
-    drawn = digest(generator) if estimate else _SWEPT
-    for key in (_EXACT, drawn):
+    sweeper = surface.recall(("sweeper", name), lambda: Sweeper(surface, surrogate), lasting=True)
+    held: dict[Hashable, Blocks] = surface.recall(("blocks", name, all_columns, probes), dict)
+    drawn = digest(generator)
+    swept = f"{drawn} without estimates"
+    for key in (_EXACT, drawn) if estimate else (_EXACT, drawn, swept):
         if key in held and wanted <= held[key].parts:
-            return held[key]
+            blocks = held[key]
+            return blocks if estimate else _without_estimates(blocks, sweeper.plan.reasons)
         wanted |= held[key].parts if key in held else frozenset()
-    if not estimate:
-        for blocks in held.values():
-            if wanted <= blocks.parts:
-                return _without_estimates(blocks, sweeper.plan.reasons)
     blocks = _measured(sweeper, wanted, all_columns, probes if estimate else 0, generator)
     complete = not blocks.missing and all(block.exact for block in blocks.values())
-    held[_EXACT if complete else drawn] = blocks
+    held[_EXACT if complete else (drawn if estimate else swept)] = blocks
     return blocks
 
 

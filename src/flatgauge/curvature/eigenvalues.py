@@ -68,7 +68,7 @@ def block_eigenvalues(
     Returns:
         By layer.
     """
-    sweeper = surface.recall(("sweeper", ""), lambda: Sweeper(surface))
+    sweeper = surface.recall(("sweeper", ""), lambda: Sweeper(surface), lasting=True)
     found: dict[str, TopEigenvalue] = {}
 
     def solve(name: str, operator: Operator) -> None:

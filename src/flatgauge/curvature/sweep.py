@@ -17,7 +17,7 @@ from flatgauge.curvature.taps import Chunk, Tap
 from flatgauge.estimators.probes import required
 from flatgauge.graph import ModelGraph, UnsupportedGraphError, in_precision
 from flatgauge.isolation import isolated
-from flatgauge.losses import Loss, prediction
+from flatgauge.loss import Loss, prediction
 from flatgauge.memory import format_bytes
 from flatgauge.output_curvature import Column, OutputCurvature, dense
 from flatgauge.surface import LossSurface
@@ -79,9 +79,13 @@ class Sweeper:
         self.loss = surrogate or surface.objective.loss
         self.own = surrogate is None
         self._plans: dict[Any, Plan] = {}
-        self._values = surface.subject.state
         with isolated(surface.model, surface.device):
             self.plan = self._plan_for(next(surface.objective.chunks(4)))
+
+    @property
+    def _values(self) -> dict[str, Tensor]:
+        """All parameters and buffers now."""
+        return self.surface.subject.state
 
     @property
     def chunk(self) -> int:

@@ -258,7 +258,7 @@ def _kappa(
     source = required(
         generator, caller=f"{caller}(surface)", otherwise="call `fg.measure(surface, seed=0)`"
     )
-    plan = surface.recall(("sweeper", ""), lambda: Sweeper(surface)).plan
+    plan = surface.recall(("sweeper", ""), lambda: Sweeper(surface), lasting=True).plan
     names = select(plan.layers, layers)
     key = ("eigenvalues", tuple(names), tolerance, max_matvecs, digest(source))
     found = surface.recall(
