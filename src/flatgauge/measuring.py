@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -15,6 +16,7 @@ from flatgauge.curvature.taps import PARTS
 from flatgauge.estimators import Estimate
 from flatgauge.measures import Measure, registry
 from flatgauge.report import Report, facts_of
+from flatgauge.report.table import duration
 from flatgauge.surface import LossSurface
 
 Progress = Callable[[str, int, int], None]
@@ -71,12 +73,11 @@ def measure(
         with bar(surface) as listener:
             return measure(surface, measures=measures, seed=seed, progress=listener)
     parts, estimate = _shared(wanted)
+    sweep = None
     if parts:
         if callable(progress):
             progress("sweep", 0, len(wanted))
-        # Where the sweep fails, the measures that need it say so themselves.
-        with suppress(ValueError, RuntimeError, MemoryError):
-            block_curvature(surface, parts, estimate=estimate, generator=_source(seed, _SHARED))
+        sweep = _swept(surface, parts, estimate, seed)
     estimates = {}
     for done, (item, options) in enumerate(wanted):
         if callable(progress):
@@ -92,7 +93,7 @@ def measure(
             estimates[item.name] = Estimate(
                 math.nan, converged=False, notes=(f"could not be measured: {error}",)
             )
-    return Report(estimates, facts_of(surface, seed=seed))
+    return Report(estimates, facts_of(surface, seed=seed, sweep=sweep))
 
 
 def _shared(wanted: list[tuple[Measure, dict[str, Any]]]) -> tuple[set[str], bool]:
@@ -102,6 +103,16 @@ def _shared(wanted: list[tuple[Measure, dict[str, Any]]]) -> tuple[set[str], boo
         if not {"all_columns", "probes"} & options.keys():  # These need a sweep of their own.
             needs |= set(item.needs)
     return needs & set(PARTS), "estimates" in needs
+
+
+def _swept(surface: LossSurface, parts: set[str], estimate: bool, seed: int) -> str:
+    """Sweep once for all measures that share it, and say what that took."""
+    start, matvecs = time.perf_counter(), surface.matvecs
+    # Where the sweep fails, the measures that need it say so themselves.
+    with suppress(ValueError, RuntimeError, MemoryError):
+        block_curvature(surface, parts, estimate=estimate, generator=_source(seed, _SHARED))
+    took, spent = duration(time.perf_counter() - start), surface.matvecs - matvecs
+    return f"{took} and {spent} Hessian products" if spent else took
 
 
 def _source(seed: int, name: str) -> torch.Generator:

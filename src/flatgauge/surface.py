@@ -373,10 +373,7 @@ class LossSurface:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LossSurface:
         twin = memo[id(self)] = type(self).__new__(type(self))
-        held = self.__dict__ | {
-            "_recalled": {},
-            "_lasting": {},
-        }  # What was computed is computed anew.
+        held = self.__dict__ | {"_recalled": {}, "_lasting": {}}  # To be computed anew.
         twin.__dict__.update(copy.deepcopy(held, memo))
         return twin
 

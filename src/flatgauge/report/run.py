@@ -32,6 +32,7 @@ class Facts:
         dtype: Precision of the computation.
         device: Where it ran.
         products: How Hessian products were computed, if any were.
+        sweep: What the sweep took that measures shared, if there was one.
         seed: Of everything random.
         versions: Of the software.
         finished: When, in UTC.
@@ -48,18 +49,20 @@ class Facts:
     dtype: str
     device: str
     products: str | None
+    sweep: str | None
     seed: int
     versions: dict[str, str]
     finished: str
     notes: tuple[str, ...]
 
 
-def facts_of(surface: LossSurface, *, seed: int) -> Facts:
+def facts_of(surface: LossSurface, *, seed: int, sweep: str | None = None) -> Facts:
     """Collect the facts of a run on a surface.
 
     Args:
         surface: What was measured.
         seed: With which seed.
+        sweep: What the sweep took that measures shared, if there was one.
 
     Returns:
         The facts.
@@ -84,6 +87,7 @@ def facts_of(surface: LossSurface, *, seed: int) -> Facts:
         dtype=str(surface.dtype).removeprefix("torch."),
         device=str(surface.device),
         products=surface.product_method if surface.matvecs else None,
+        sweep=sweep,
         seed=seed,
         versions={
             "flatgauge": metadata.version("flatgauge"),

@@ -8,7 +8,7 @@ from flatgauge.estimators import Estimate
 from flatgauge.report.run import Facts
 
 #: The columns of a table of estimates.
-COLUMNS = ("measure", "value", "kind", "products", "time")
+COLUMNS = ("measure", "value", "data error", "kind", "products", "time")
 
 
 def header(facts: Facts) -> str:
@@ -25,6 +25,8 @@ def header(facts: Facts) -> str:
         f"{facts.dtype} on {facts.device}",
         f"loss ({facts.loss_name}) {facts.loss:.6g}, ‖gradient‖ {facts.gradient_norm:.3g}",
     ]
+    if facts.sweep:
+        lines.append(f"one sweep for all measures of blocks: {facts.sweep}")
     return "\n".join([*lines, *(f"note: {note}" for note in facts.notes)])
 
 
@@ -42,7 +44,14 @@ def kind(estimate: Estimate) -> str:
 def rows(estimates: Mapping[str, Estimate]) -> list[tuple[str, ...]]:
     """The cells of a table of estimates, row by row."""
     return [
-        (name, str(item), kind(item), str(item.matvecs or ""), duration(item.seconds))
+        (
+            name,
+            str(item),
+            "" if item.data_stderr is None else f"± {item.data_stderr:.1g}",
+            kind(item),
+            str(item.matvecs or ""),
+            duration(item.seconds),
+        )
         for name, item in estimates.items()
     ]
 
