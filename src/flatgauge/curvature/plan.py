@@ -147,7 +147,7 @@ class Plan:
             shape = layer.shape
             if layer.kind != "linear":
                 numbers += math.prod(shape[2:]) * self.numbers(layer.input)
-            if self._has_positions(layer):
+            if self._many_positions(layer):
                 numbers += 3 * math.prod(shape)
         return numbers
 
@@ -155,6 +155,10 @@ class Plan:
         """How many numbers a node gives for one sample."""
         shape = shape_of(node)
         return math.prod(self.graph.sizes(node, 2)) // 2 if shape else 0
+
+    def has_positions(self) -> bool:
+        """Whether any layer is applied more than once to every sample."""
+        return any(self._many_positions(layer) for layer in self.layers.values())
 
     def outputs_per_sample(self) -> int:
         """How many outputs the loss is taken of."""
@@ -169,10 +173,10 @@ class Plan:
         """What gathers a layer's curvature."""
         if "columns" in chunk.wanted:
             return KeptColumns(chunk, layer, weight, 0)
-        kind = Positions if self._has_positions(layer) else Rows
+        kind = Positions if self._many_positions(layer) else Rows
         return kind(chunk, layer, weight, self.numbers(layer.input) + self.numbers(layer.node))
 
-    def _has_positions(self, layer: Layer) -> bool:
+    def _many_positions(self, layer: Layer) -> bool:
         """Whether a layer is applied more than once to every sample."""
         return layer.kind != "linear" or self.numbers(layer.node) > layer.shape[layer.out_axis]
 

@@ -28,8 +28,9 @@ MOST_COLUMNS = 63
 #: What is swept of more columns: the heaviest of every sample, and mixtures of the rest.
 HEAVY, MIXTURES = 16, 4
 
-#: What a chunk's activations should take, and how many samples it should hold at least.
-_WORKING_SET, _SMALLEST_CHUNK = 12 * 2**20, 32
+#: What a chunk's activations should take (half of it where layers have many positions, which
+#: need as much again for patches and gradients), and how many samples it should hold at least.
+_WORKING_SET, _SMALLEST_CHUNK = 24 * 2**20, 32
 
 #: How far the graph may differ from the model, relative to the size of the output.
 _AGREEMENT = 1e-3
@@ -101,7 +102,8 @@ class Sweeper:
                 f"sweeping one sample needs about {format_bytes(each)}, but the budget is "
                 f"{format_bytes(self.surface.memory)}; raise `memory=`."
             )
-        wanted = _WORKING_SET // (self.plan.activations_per_sample() * itemsize)
+        room = _WORKING_SET // (2 if self.plan.has_positions() else 1)
+        wanted = room // (self.plan.activations_per_sample() * itemsize)
         wanted = max(wanted, _SMALLEST_CHUNK)
         return int(min(wanted, self.surface.memory // each, self.surface.samples))
 

@@ -50,15 +50,15 @@ class Tally:
                 values = values + drawn.sum(0)
                 # m times each mixture estimates the rest by itself; their mean is the sum.
                 spread = drawn.var(0) * len(drawn)
-                _add(self.variances, name, spread.sum(0, dtype=torch.float64))
-            total = values.sum(0, dtype=torch.float64)
+                _add(self.variances, name, wide(spread.sum(0)))
+            total = wide(values.sum(0))
             _add(self.sums, name, total)
             scale = float(values.abs().max()) or 1.0  # Squares of small numbers vanish.
             scaled = values / scale
-            squares = scaled.mul_(scaled).sum(0, dtype=torch.float64) * scale * scale
+            squares = wide(scaled.mul_(scaled).sum(0)) * scale * scale
             _add(self.squares, name, squares)
             _add(self.products, name, counts[0] * total if even else counts @ wide(values))
-            own = values.sum(1, dtype=torch.float64) if values.dim() > 1 else wide(values)
+            own = wide(values.sum(1) if values.dim() > 1 else values)
             self.samples.setdefault(name, []).append(own)
 
     def add_diagonal(self, diagonal: Tensor) -> None:
