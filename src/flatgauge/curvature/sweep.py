@@ -12,8 +12,8 @@ from torch.utils import _pytree as pytree
 
 from flatgauge.batch import Batch
 from flatgauge.curvature.plan import Plan, make_plan, without_sweep
-from flatgauge.curvature.tally import collect
 from flatgauge.curvature.taps import Chunk, Tap
+from flatgauge.curvature.trial import Trial
 from flatgauge.estimators.probes import required
 from flatgauge.graph import ModelGraph, UnsupportedGraphError, in_precision
 from flatgauge.isolation import isolated
@@ -32,8 +32,8 @@ HEAVY, MIXTURES = 16, 4
 #: need as much again for patches and gradients), and how many samples it should hold at least.
 _WORKING_SET, _SMALLEST_CHUNK = 24 * 2**20, 32
 
-#: How far the graph may differ from the model, relative to the size of the output.
-_AGREEMENT = 1e-3
+#: Up to this many outputs per sample, any loss's second derivatives by them are written out.
+_DENSE = 256
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Pass:
 
     def pass_back(self, column: Column) -> None:
         """Pass one column back through the model; the taps hear it."""
-        _pass_back(self._chunk, self._logits, column)
+        self._chunk.pass_back(self._logits, column)
 
 
 class Sweeper:
@@ -151,9 +151,7 @@ class Sweeper:
         """The loss's curvature by the logits, and which samples have a loss."""
         kept = torch.ones(batch.samples, dtype=torch.float64, device=logits.device)
         target = batch.target
-        ends = plan.head_names()
-        expected = [self.loss.after] if self.loss.after else []
-        if self.loss.curvature is not None and ends == expected:
+        if self.loss.curvature is not None and self._closed_form(plan):
             curvature: OutputCurvature = self.loss.curvature(logits, target)
             if not plan.heads or plan.head_axis() == curvature.axis % logits.dim():
                 return curvature, kept
@@ -199,7 +197,33 @@ class Sweeper:
         (output,) = graph.outputs  # The prediction is one tensor.
         assert isinstance(output, fx.Node)
         plan = make_plan(graph, output, subject.names)
-        return self._checked(plan, batch.rows(slice(4))) if plan.sites else plan
+        outputs = plan.outputs_per_sample()
+        if outputs > _DENSE and not self._closed_form(plan):
+            reason = (
+                f"the curvature of the loss by {outputs} outputs per sample is not known in closed "
+                "form"
+            )
+            return without_sweep(graph, subject.names, reason)
+        return self._tried(plan, batch.rows(slice(4))) if plan.sites else plan
+
+    def _tried(self, plan: Plan, few: Batch) -> Plan:
+        """Try a plan out on a few samples; what does not hold there is taken out of it."""
+        trial = Trial(self.surface.subject, self._inputs, with_labels=self.loss.own)
+        trial.compare_outputs(plan, few)
+        try:
+            self._curvature(plan, trial.logits(plan, few), few)
+        except RuntimeError as error:
+            reason = f"the loss cannot be differentiated twice: {str(error).splitlines()[0]}"
+            return plan.without(dict.fromkeys(plan.exact, reason))
+        plan = plan.without(trial.other_gradients(plan, few))
+        for order in (list(range(few.samples)), list(range(few.samples))[::-1]):
+            plan = plan.without(trial.other_samples(plan, few.rows(order)))
+        return plan
+
+    def _closed_form(self, plan: Plan) -> bool:
+        """Whether the loss gives its curvature by the plan's logits itself."""
+        expected = [self.loss.after] if self.loss.after else []
+        return self.loss.curvature is not None and plan.head_names() == expected
 
     def _objection(self, batch: Batch) -> str | None:
         """Why the loss is not known to be a function of one tensor with the samples in front."""
@@ -233,93 +257,6 @@ class Sweeper:
         known = {kind: count(batch.rows([place])) for kind, place in first.items()}
         each = [known[kind] for kind in kinds.tolist()]
         return torch.tensor(each, dtype=torch.float64, device=self.surface.device)
-
-    def _checked(self, plan: Plan, few: Batch) -> Plan:
-        """Try a plan out on a few samples; what does not hold there is taken out of it.
-
-        Args:
-            plan: The plan.
-            few: The samples.
-
-        Returns:
-            The plan, possibly with fewer exact parameters.
-
-        Raises:
-            UnsupportedGraphError: If the graph computes something else than the model.
-        """
-        subject, trainable = self.surface.subject, self.surface.names
-        names = [name for name in plan.exact if name in plan.sites]
-        leaves = dict(zip(trainable, subject.leaves, strict=True))
-        place = subject.place  # Every run gets samples of its own: a model may write to them.
-        output = prediction(subject(subject.leaves, place(few), with_labels=self.loss.own))
-        got = plan.finish(
-            plan.graph.run(self._values | leaves, self._inputs(place(few)), {}, plan.logits)
-        )
-        if got.shape != output.shape or not _close(got, output):
-            raise UnsupportedGraphError(
-                "the exported graph computes something else than the model itself; Python that "
-                "depends on values or on the number of samples is the usual cause."
-            )
-        mixed: dict[str, str] = {}
-        weights = torch.linspace(1, 2, output.numel()).to(output).view_as(output)
-        gradients = [
-            torch.autograd.grad(
-                (value * weights).sum(), [leaves[name] for name in names], allow_unused=True
-            )
-            for value in (output, got)
-        ]
-        for name, own, other in zip(names, *gradients, strict=True):
-            same = own is None and other is None
-            if not same and (own is None or other is None or not _close(other, own)):
-                mixed[name] = "its gradient is not that of the graph (no_grad, custom backward)"
-        try:
-            self._curvature(plan, got.detach() if not plan.heads else self._logits(plan, few), few)
-        except RuntimeError as error:
-            reason = f"the loss cannot be differentiated twice: {str(error).splitlines()[0]}"
-            return plan.without(dict.fromkeys(plan.exact, reason))
-        plan = plan.without(mixed)
-        for order in (list(range(few.samples)), list(range(few.samples))[::-1]):
-            plan = plan.without(self._reordered(plan, place(few.rows(order))))
-        return plan
-
-    def _logits(self, plan: Plan, batch: Batch) -> Tensor:
-        with torch.no_grad():
-            inputs = self._inputs(self.surface.subject.place(batch))
-            return plan.graph.run(self._values, inputs, {}, plan.logits)
-
-    def _reordered(self, plan: Plan, few: Batch) -> dict[str, str]:
-        """The parameters at which one sample's column is heard in another sample's place."""
-        chunk = Chunk(few.samples, frozenset({"trace"}))
-        taps = plan.taps(chunk, self._values, frozenset(plan.sites))
-        logits = plan.graph.run(self._values, self._inputs(few), taps, plan.logits)
-        ramp = torch.linspace(1, 2, logits[0].numel()).to(logits).view_as(logits[0])
-        found: dict[str, str] = {}
-        for sample in range(few.samples):
-            column = torch.zeros_like(logits)
-            column[sample] = ramp
-            _pass_back(chunk, logits, (column, None))
-            for name, parts in collect(taps.values()).items():
-                assert parts.trace is not None
-                strange = parts.trace.clone()
-                strange[sample] = 0
-                if strange.any():
-                    found[name] = "samples are mixed or reordered between it and the output"
-        return found
-
-
-def _close(value: Tensor, expected: Tensor) -> bool:
-    """Whether two tensors agree as far as rounding lets them."""
-    return bool((value - expected).abs().max() <= _AGREEMENT * expected.abs().max())
-
-
-def _pass_back(chunk: Chunk, logits: Tensor, column: Column) -> None:
-    """Pass a column back from the logits to where the graph begins."""
-    values, factor = column
-    chunk.factor = None if factor is None else factor.to(logits)
-    if logits.requires_grad:
-        torch.autograd.grad(
-            logits, chunk.leaves, values.to(logits), retain_graph=True, allow_unused=True
-        )
 
 
 def _split(

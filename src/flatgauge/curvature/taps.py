@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from flatgauge.graph import SampleAxis
+from flatgauge.output_curvature import Column
 
 #: What a sweep can yield for a layer. Parameters that are no layers have the first two.
 PARTS = ("trace", "diagonal", "incoming", "outgoing", "relative")
@@ -42,6 +43,15 @@ class Chunk:
             tensor = tensor.detach().requires_grad_()
             self.leaves.append(tensor)
         return tensor
+
+    def pass_back(self, logits: Tensor, column: Column) -> None:
+        """Pass a column back from the logits to where differentiation stops."""
+        values, factor = column
+        self.factor = None if factor is None else factor.to(logits)
+        if logits.requires_grad:
+            torch.autograd.grad(
+                logits, self.leaves, values.to(logits), retain_graph=True, allow_unused=True
+            )
 
     @staticmethod
     def squared(values: Tensor, total: Tensor | None, factor: Tensor | None) -> Tensor:
