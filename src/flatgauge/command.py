@@ -103,13 +103,18 @@ def read_measures(words: list[str]) -> dict[str, dict[str, Any]] | None:
     for word in words:
         name, _, settings = word.partition(":")
         known = registry[name].options
+        if name in wanted:
+            raise ValueError(
+                f"`{name}` is asked for twice, and a report has one number of each measure; run "
+                "twice, once with each of the options."
+            )
         options = {}
         for setting in filter(None, settings.split(",")):
             key, equals, value = setting.partition("=")
             if not equals or key not in known:
                 raise ValueError(
                     f"`{setting}` in `-m {word}` is no option of `{name}`; write "
-                    f"`-m {name}:option=value`, with one of {', '.join(known)}."
+                    f"`-m {name}:option=value,option=value`, with one of {', '.join(known)}."
                 )
             options[key] = _value(value)
         wanted[name] = options

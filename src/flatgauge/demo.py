@@ -49,8 +49,9 @@ def run(say: Callable[[str], None], *, seed: int = 0) -> tuple[Report, Report]:
     say("\n".join(aligned(_side_by_side(before, after))))
     say(
         "\nThe function is the same to the last bit; the classical measures of its flatness are "
-        "not:\nthey depend on how the network is written. κ divides out one factor per layer, ρ "
-        "one per unit:\nρ has not moved by one bit."
+        "not:\nthey depend on how the network is written. κ divides out one factor per layer, "
+        "which is not\nenough here; ρ divides out one factor per unit, and has not moved by one "
+        "bit."
     )
     return before, after
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import logging
 import os
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from io import StringIO
 from typing import Any
 
 import torch
@@ -341,11 +344,23 @@ def _exported(model: nn.Module, inputs: tuple[Any, Any], samples: int, dimension
             return {0: dimension}
         return None
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # The exporter warns about torch's own code.
+    with _hushed():
         shapes = pytree.tree_map(open_axis, inputs)
         program = torch.export.export(model, inputs, dynamic_shapes=shapes, strict=False)
         return program.run_decompositions({})
+
+
+@contextmanager
+def _hushed() -> Iterator[None]:
+    """Keep the exporter from warning about torch's own code and from printing what it gave up."""
+    level = logging.root.manager.disable
+    with warnings.catch_warnings(), redirect_stderr(StringIO()), redirect_stdout(StringIO()):
+        warnings.simplefilter("ignore")
+        logging.disable(logging.CRITICAL)
+        try:
+            yield
+        finally:
+            logging.disable(level)
 
 
 def _canonical_names(model: nn.Module) -> dict[str, str]:

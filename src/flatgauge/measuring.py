@@ -6,7 +6,6 @@ import math
 import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -105,12 +104,14 @@ def _shared(wanted: list[tuple[Measure, dict[str, Any]]]) -> tuple[set[str], boo
     return needs & set(PARTS), "estimates" in needs
 
 
-def _swept(surface: LossSurface, parts: set[str], estimate: bool, seed: int) -> str:
+def _swept(surface: LossSurface, parts: set[str], estimate: bool, seed: int) -> str | None:
     """Sweep once for all measures that share it, and say what that took."""
     start, matvecs = time.perf_counter(), surface.matvecs
     # Where the sweep fails, the measures that need it say so themselves.
-    with suppress(ValueError, RuntimeError, MemoryError):
+    try:
         block_curvature(surface, parts, estimate=estimate, generator=_source(seed, _SHARED))
+    except (ValueError, RuntimeError, MemoryError):
+        return None
     took, spent = duration(time.perf_counter() - start), surface.matvecs - matvecs
     return f"{took} and {spent} Hessian products" if spent else took
 

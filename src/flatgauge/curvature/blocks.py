@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 
 from flatgauge.curvature.estimated import estimated_blocks
 from flatgauge.curvature.summary import LayerValue, as_shares, spread
-from flatgauge.curvature.sweep import Sweeper
+from flatgauge.curvature.sweep import Sweeper, sweeper_of
 from flatgauge.curvature.tally import Tally, collect
 from flatgauge.curvature.taps import PARTS
 from flatgauge.estimators.probes import branches, digest
@@ -93,7 +93,7 @@ class Block:
         )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Blocks(Mapping[str, Block]):
     """The blocks of the trainable parameters, by name, in the model's order.
 
@@ -117,6 +117,11 @@ class Blocks(Mapping[str, Block]):
 
     def __len__(self) -> int:
         return len(self.blocks)
+
+    def __repr__(self) -> str:
+        exact = sum(block.exact for block in self.values())
+        parts = ", ".join(part for part in PARTS if part in self.parts)
+        return f"Blocks({len(self)} parameters, {len(self.layers)} layers, {exact} exact; {parts})"
 
     @property
     def layers(self) -> dict[str, Block]:
@@ -164,7 +169,7 @@ def block_curvature(
             f"the parts are {', '.join(PARTS)}, but got {sorted(wanted - set(PARTS))}."
         )
     name = surrogate.name if surrogate else ""
-    sweeper = surface.recall(("sweeper", name), lambda: Sweeper(surface, surrogate), lasting=True)
+    sweeper = sweeper_of(surface, surrogate)
     held: dict[Hashable, Blocks] = surface.recall(("blocks", name, all_columns, probes), dict)
     drawn = digest(generator)
     swept = f"{drawn} without estimates"
@@ -287,7 +292,8 @@ def _finished(
         own = tally.samples.get(part)
         if own is not None:
             samples[part] = as_shares(torch.cat(own), shares) + added.sum()
-    reason = "it is swept by the heaviest columns and mixtures of the rest" if tally.mixed else ""
+    reason = "by the heaviest columns and mixtures of the rest (`all_columns=True` sweeps all)"
+    reason = reason if tally.mixed else ""
     return Block(name, not tally.mixed, reason, weight, values, stderr, data_stderr, samples, layer)
 
 

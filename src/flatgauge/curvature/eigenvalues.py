@@ -13,7 +13,7 @@ from flatgauge.curvature.factors import Kept, KeptColumns, LayerBlock, SubBlock,
 from flatgauge.curvature.layer_taps import LayerTap
 from flatgauge.curvature.operator import Operator
 from flatgauge.curvature.summary import spread
-from flatgauge.curvature.sweep import MOST_COLUMNS, Sweeper
+from flatgauge.curvature.sweep import MOST_COLUMNS, Sweeper, sweeper_of
 from flatgauge.estimators import top_eigenvalues
 from flatgauge.estimators.eigen import Eigenpairs
 from flatgauge.surface import LossSurface
@@ -68,7 +68,7 @@ def block_eigenvalues(
     Returns:
         By layer.
     """
-    sweeper = surface.recall(("sweeper", ""), lambda: Sweeper(surface), lasting=True)
+    sweeper = sweeper_of(surface)
     found: dict[str, TopEigenvalue] = {}
 
     def solve(name: str, operator: Operator) -> None:

@@ -20,6 +20,12 @@ from flatgauge.layers import Layer
 _FEW_UNITS, _STACKED = 64, 9
 
 
+def columns_together(layer: Layer) -> int:
+    """For how many columns at once a layer's gradients are computed."""
+    units = layer.shape[layer.out_axis] // (1 if layer.kind == "transposed" else layer.groups)
+    return _STACKED if units < _FEW_UNITS else 1
+
+
 class Gather(ABC):
     """Hears columns at a layer's output, and what they become at its input.
 
@@ -63,7 +69,7 @@ class Rows(Gather):
     def __init__(self, chunk: Chunk, layer: Layer, weight: Tensor, activations: int) -> None:
         super().__init__(chunk, layer, weight, activations)
         self.reads_back = bool({"outgoing", "relative"} & chunk.wanted)
-        self._s2: Tensor | None = None  # Σ λ s²
+        self.s2: Tensor | None = None  # Σ λ s², of the columns since the last time
         self._t2: Tensor | None = None  # Σ λ (Wᵀs)²
         self._all_s2: Tensor | None = None
 
@@ -75,8 +81,8 @@ class Rows(Gather):
 
     def hear(self, column: Tensor) -> None:
         """Add λ s²."""
-        self._s2 = self.chunk.squared(
-            column.reshape(self._outputs.shape), self._s2, self.chunk.factor
+        self.s2 = self.chunk.squared(
+            column.reshape(self._outputs.shape), self.s2, self.chunk.factor
         )
 
     def hear_back(self, column: Tensor) -> None:
@@ -88,7 +94,7 @@ class Rows(Gather):
     def take(self) -> Parts:
         """‖a‖² Σs², s² (Wa)², a² (Wᵀs)² and ‖a‖² Σ(Wᵀs)²."""
         wanted, parts = self.chunk.wanted, Parts()
-        s2 = torch.zeros_like(self._outputs) if self._s2 is None else self._s2
+        s2 = torch.zeros_like(self._outputs) if self.s2 is None else self.s2
         norms = self._squares.sum(1)
         if "trace" in wanted:
             parts.trace = norms * s2.sum(1)
@@ -102,7 +108,7 @@ class Rows(Gather):
                 parts.outgoing = t2.mul_(self._squares)
         if "diagonal" in wanted:
             self._all_s2 = s2 if self._all_s2 is None else self._all_s2.add_(s2)
-        self._s2 = self._t2 = None
+        self.s2 = self._t2 = None
         return parts
 
     def diagonal(self) -> Tensor | None:
@@ -173,8 +179,7 @@ class Positions(Gather):
             self._add_relative(between.mul_(self._overlaps), self.chunk.factor)
         if self._by_gradient:
             self._pending.append((column, self.chunk.factor))
-            few = self._weight.shape[1] < _FEW_UNITS
-            if len(self._pending) >= (_STACKED if few else 1):
+            if len(self._pending) >= columns_together(self.layer):
                 self._use_gradients()
 
     def hear_back(self, column: Tensor) -> None:

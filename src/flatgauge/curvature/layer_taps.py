@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from flatgauge.curvature.gathers import Gather
+from flatgauge.curvature.gathers import Gather, Rows
 from flatgauge.curvature.taps import Chunk, Parts, Tap, VectorGather
 from flatgauge.graph import SampleAxis, arguments_of, op_name
 from flatgauge.layers import Layer
@@ -57,6 +57,8 @@ class LayerTap(Tap):
 
     def take(self) -> dict[str, Parts]:
         """The parts of weight and bias gathered since the last time."""
+        if self._biases is not None and isinstance(self.gather, Rows):
+            self._biases.add_squares(self.gather.s2)
         parts = {} if self.gather is None else {self.layer.name: self.gather.take()}
         return parts | (self._biases.take() if self._biases else {})
 
@@ -82,7 +84,7 @@ class LayerTap(Tap):
 
     def _hear(self, column: Tensor) -> None:
         """A column (n, positions, ...) at the layer's output."""
-        if self._biases is not None:
+        if self._biases is not None and not isinstance(self.gather, Rows):
             units = -1 if self.layer.kind == "linear" else 2
             self._biases.add(column.movedim(units, 1).flatten(2).sum(2))
         if self.gather is not None:

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from flatgauge.curvature.degree import linearity
 from flatgauge.curvature.factors import KeptColumns
-from flatgauge.curvature.gathers import Gather, Positions, Rows
+from flatgauge.curvature.gathers import Gather, Positions, Rows, columns_together
 from flatgauge.curvature.layer_taps import LayerTap
 from flatgauge.curvature.parameter_taps import (
     BATCH_NORMS,
@@ -141,15 +141,26 @@ class Plan:
         return sum(self.numbers(node) for node in self.graph.nodes if op_name(node))
 
     def numbers_per_sample(self) -> int:
-        """How many numbers a sweep holds for one sample: activations, patches, gradients."""
-        numbers = 2 * self.activations_per_sample()
+        """How many numbers a sweep holds for one sample at most.
+
+        Activations and what is passed back through them, what every layer gathers, and patches,
+        columns and gradients where layers have many positions.
+
+        Returns:
+            The number.
+        """
+        numbers = 2 * self.activations_per_sample() + 4 * self.outputs_per_sample()
+        transient = 0
         for layer in self.layers.values():
-            shape = layer.shape
-            if layer.kind != "linear":
-                numbers += math.prod(shape[2:]) * self.numbers(layer.input)
+            inputs, outputs = self.numbers(layer.input), self.numbers(layer.node)
+            weights = math.prod(layer.shape)
+            numbers += 3 * (inputs + outputs)
             if self._many_positions(layer):
-                numbers += 3 * math.prod(shape)
-        return numbers
+                together = columns_together(layer)
+                taps = math.prod(layer.shape[2:]) if layer.kind != "linear" else 1
+                numbers += taps * inputs + together * outputs + 2 * weights
+                transient = max(transient, together * (outputs + 2 * weights))
+        return numbers + transient
 
     def numbers(self, node: fx.Node) -> int:
         """How many numbers a node gives for one sample."""

@@ -259,6 +259,33 @@ class Sweeper:
         return torch.tensor(each, dtype=torch.float64, device=self.surface.device)
 
 
+def sweeper_of(surface: LossSurface, surrogate: Loss | None = None) -> Sweeper:
+    """The sweeper of a surface, made once; so is the failure to make one.
+
+    Args:
+        surface: The surface.
+        surrogate: Another loss of the same outputs and targets, None for the surface's own.
+
+    Returns:
+        The sweeper.
+
+    Raises:
+        UnsupportedGraphError: If the model cannot be read as a graph.
+    """
+
+    def attempt() -> Sweeper | UnsupportedGraphError:
+        try:
+            return Sweeper(surface, surrogate)
+        except UnsupportedGraphError as error:
+            return error
+
+    name = surrogate.name if surrogate else ""
+    found = surface.recall(("sweeper", name), attempt, lasting=True)
+    if isinstance(found, UnsupportedGraphError):
+        raise found
+    return found
+
+
 def _split(
     curvature: OutputCurvature, all_columns: bool, generator: Generator | None
 ) -> tuple[Iterator[Column], Iterator[Column]]:

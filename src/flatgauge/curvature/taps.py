@@ -145,20 +145,27 @@ class VectorGather:
         self._chunk = chunk
         self._name = name
         self._like = like
-        self._squares = like.new_zeros(chunk.samples, like.numel())
-        self._taken = torch.zeros_like(self._squares)
+        self._squares: Tensor | None = None
+        self._sums = torch.zeros_like(like).flatten()
 
     def add(self, gradients: Tensor) -> None:
         """Add one column: its gradient by the parameter, for every sample (n, size)."""
-        self._chunk.squared(gradients, self._squares, self._chunk.factor)
+        self._squares = self._chunk.squared(gradients, self._squares, self._chunk.factor)
+
+    def add_squares(self, squares: Tensor | None) -> None:
+        """Add the squares of several columns at once (n, size); they are not changed."""
+        if squares is not None:
+            self._squares = squares if self._squares is None else self._squares + squares
 
     def take(self) -> dict[str, Parts]:
         """The parts gathered since the last time."""
+        if self._squares is None:
+            return {self._name: Parts(trace=self._sums.new_zeros(self._chunk.samples))}
         parts = Parts(trace=self._squares.sum(1))
-        self._taken += self._squares
-        self._squares.zero_()
+        self._sums += self._squares.sum(0)
+        self._squares = None
         return {self._name: parts}
 
     def diagonal(self) -> dict[str, Tensor]:
         """The diagonal, summed over the chunk."""
-        return {self._name: self._taken.sum(0).reshape(self._like.shape)}
+        return {self._name: self._sums.reshape(self._like.shape)}

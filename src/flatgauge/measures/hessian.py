@@ -96,6 +96,7 @@ def hessian_trace(
         except UnsupportedGraphError as error:
             notes.append(f"not swept, but estimated: {error}")
         notes += told(swept.missing)
+        notes += told({name: block.reason for name, block in swept.items() if not block.exact})
     known = combined({n: b.layer_value("trace", 1.0) for n, b in swept.items()}, "sum")
     rest = tuple(name for name in surface.names if name not in swept)
     if not rest:

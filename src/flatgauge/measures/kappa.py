@@ -9,7 +9,7 @@ from torch import Generator
 from flatgauge.curvature.blocks import DEFAULT_PROBES, block_curvature
 from flatgauge.curvature.eigenvalues import block_eigenvalues
 from flatgauge.curvature.summary import LayerValue, combined, select, told
-from flatgauge.curvature.sweep import Sweeper
+from flatgauge.curvature.sweep import sweeper_of
 from flatgauge.estimators import Estimate
 from flatgauge.estimators.probes import digest, required
 from flatgauge.measures.registry import measure
@@ -258,7 +258,7 @@ def _kappa(
     source = required(
         generator, caller=f"{caller}(surface)", otherwise="call `fg.measure(surface, seed=0)`"
     )
-    plan = surface.recall(("sweeper", ""), lambda: Sweeper(surface), lasting=True).plan
+    plan = sweeper_of(surface).plan
     names = select(plan.layers, layers)
     key = ("eigenvalues", tuple(names), tolerance, max_matvecs, digest(source))
     found = surface.recall(
@@ -281,7 +281,8 @@ def _kappa(
         )
     details = {f"residual of {name}": top.residual for name, top in found.items()}
     details["block products"] = float(sum(top.products for top in found.values()))
-    return combined(values, how, options={"tolerance": tolerance}, details=details)
+    options = {"tolerance": tolerance} | _chosen(layers)
+    return combined(values, how, options=options, details=details)
 
 
 def _kappa_trace(
@@ -304,5 +305,10 @@ def _kappa_trace(
         scale = block.squared_norm / (block.weight.numel() if normalize else 1)
         values[name] = block.layer_value("trace", scale)
     reasons = {name: blocks[name].reason for name in names if not blocks[name].exact}
-    options = {"normalize": True} if normalize else {}
+    options = ({"normalize": True} if normalize else {}) | _chosen(layers)
     return combined(values, how, notes=told(reasons), options=options)
+
+
+def _chosen(layers: str | Sequence[str] | None) -> dict[str, object]:
+    """The layers as an option to be shown, if any were chosen."""
+    return {} if layers is None else {"layers": layers}

@@ -106,6 +106,9 @@ class Registry:
             )
         return self._measures[name]
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._measures
+
     def __iter__(self) -> Iterator[Measure]:
         return iter(self._measures.values())
 

@@ -72,5 +72,6 @@ def relative_flatness(
     )
     names = select(blocks.layers, layers)
     values = {name: blocks[name].layer_value("relative", 1.0) for name in names}
-    reasons = {name: blocks[name].reason for name in names if not blocks[name].exact}
-    return combined(values, "last", notes=told(reasons))
+    reasons = {name: blocks[name].reason for name in names[-1:] if not blocks[name].exact}
+    options = {} if layers is None else {"layers": layers}
+    return combined(values, "last", notes=told(reasons), options=options)

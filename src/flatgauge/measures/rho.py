@@ -154,4 +154,5 @@ def _rho(
     values = {name: blocks[name].unit_value(side, how) for name in names}
     units = {name: blocks[name].values[side] for name in names}
     reasons = {name: blocks[name].reason for name in names if not blocks[name].exact}
-    return combined(values, how, units=units, notes=told(reasons), options={"side": side})
+    options = {"side": side} | ({} if layers is None else {"layers": layers})
+    return combined(values, how, units=units, notes=told(reasons), options=options)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from flatgauge.estimators import Estimate
 from flatgauge.report.run import Facts
-from flatgauge.report.table import header, plain_table
+from flatgauge.report.table import header, kind, plain_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -57,7 +57,9 @@ class Report(Mapping[str, Estimate]):
 
         columns = ("value", "stderr", "data_stderr", "bound", "exact", "converged", "matvecs")
         rows = {
-            name: {column: getattr(estimate, column) for column in (*columns, "seconds")}
+            name: {"value": estimate.value, "kind": kind(estimate)}
+            | {column: getattr(estimate, column) for column in (*columns, "seconds")}
+            | {"notes": "; ".join(estimate.notes)}
             for name, estimate in self.items()
         }
         frame = pd.DataFrame.from_dict(rows, orient="index")

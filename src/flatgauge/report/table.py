@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from flatgauge.estimators import Estimate
+from flatgauge.measures import registry
 from flatgauge.report.run import Facts
 
 #: The columns of a table of estimates.
@@ -32,6 +34,8 @@ def header(facts: Facts) -> str:
 
 def kind(estimate: Estimate) -> str:
     """How a number came about, in a word or two."""
+    if math.isnan(estimate.value):
+        return "failed"
     if not estimate.converged:
         return "not converged"
     if estimate.lower_bound:
@@ -45,7 +49,7 @@ def rows(estimates: Mapping[str, Estimate]) -> list[tuple[str, ...]]:
     """The cells of a table of estimates, row by row."""
     return [
         (
-            name,
+            labelled(name, item),
             str(item),
             "" if item.data_stderr is None else f"± {item.data_stderr:.1g}",
             kind(item),
@@ -54,6 +58,17 @@ def rows(estimates: Mapping[str, Estimate]) -> list[tuple[str, ...]]:
         )
         for name, item in estimates.items()
     ]
+
+
+def labelled(name: str, estimate: Estimate) -> str:
+    """A measure's name with the settings that are not its defaults."""
+    defaults = registry[name].options if name in registry else {}
+    changed = [
+        f"{key}={value}"
+        for key, value in estimate.options.items()
+        if key in defaults and value != defaults[key]
+    ]
+    return f"{name} ({', '.join(changed)})" if changed else name
 
 
 def duration(seconds: float) -> str:
