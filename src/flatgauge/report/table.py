@@ -51,7 +51,7 @@ def rows(estimates: Mapping[str, Estimate]) -> list[tuple[str, ...]]:
         (
             labelled(name, item),
             str(item),
-            "" if item.data_stderr is None else f"± {item.data_stderr:.1g}",
+            "" if item.data_stderr is None else f"± {two_digits(item.data_stderr)}",
             kind(item),
             str(item.matvecs or ""),
             duration(item.seconds),
@@ -69,6 +69,22 @@ def labelled(name: str, estimate: Estimate) -> str:
         if key in defaults and value != defaults[key]
     ]
     return f"{name} ({', '.join(changed)})" if changed else name
+
+
+def two_digits(number: float) -> str:
+    """Write a number to two digits.
+
+    Args:
+        number: The number.
+
+    Returns:
+        The text.
+
+    Example:
+        >>> two_digits(94.3), two_digits(0.0213), two_digits(12345.0)
+        ('94', '0.021', '12000')
+    """
+    return f"{float(f'{number:.2g}'):g}"
 
 
 def duration(seconds: float) -> str:
