@@ -109,6 +109,7 @@ class LossSurface:
         self.weight_decay = float(weight_decay)
         self.matvecs = 0
         self._chunk = chunk
+        self.most_samples = chunk  # What the user allows at a time, None for no bound.
         self._value: float | None = None
         self._gradient: Tensor | None = None
         self._recalled: dict[Hashable, Any] = {}

@@ -125,6 +125,15 @@ def test_chunks_do_not_matter(name, monkeypatch):
         torch.testing.assert_close(errors, second.data_stderr[part])
 
 
+def test_the_users_chunk_is_kept():
+    surface = build("mlp").surface(chunk=2)
+    seen = []
+    with surface.watched(seen.append):
+        block_curvature(surface, ("trace",))
+    assert max(seen[-6:]) == 2
+    assert sum(seen[-6:]) == 11
+
+
 # -- identities --------------------------------------------------------------------------------
 
 

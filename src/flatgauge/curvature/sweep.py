@@ -104,7 +104,7 @@ class Sweeper:
             )
         room = _WORKING_SET // (2 if self.plan.has_positions() else 1)
         wanted = room // (self.plan.activations_per_sample() * itemsize)
-        wanted = max(wanted, _SMALLEST_CHUNK)
+        wanted = self.surface.most_samples or max(wanted, _SMALLEST_CHUNK)
         return int(min(wanted, self.surface.memory // each, self.surface.samples))
 
     def passes(
