@@ -74,7 +74,6 @@ class ModelGraph:
         parameters: The nodes that stand for parameters, by the name in
             `model.named_parameters()`; a tensor with several names has one.
         outputs: The nodes the model returns, in the order of its flattened output.
-        output_spec: How the model's output is nested.
         symbol: The name of the number of samples in symbolic shapes, "" where the model treats
             it as a constant.
     """
@@ -93,9 +92,9 @@ class ModelGraph:
             model: The model, in eval mode.
             arguments: Positional inputs of an example call.
             keywords: Keyword inputs of an example call.
-            chosen: Takes from the model's output what is wanted of it.
             samples: How many samples the example holds, at least two; 0 where its tensors do not
                 have the samples in front.
+            chosen: Takes from the model's output what is wanted of it.
 
         Raises:
             UnsupportedGraphError: If torch.export cannot follow the model.
@@ -103,7 +102,6 @@ class ModelGraph:
         program = _export(_Called(model, chosen), arguments, keywords, samples)
         self._module = program.graph_module
         self.nodes: list[fx.Node] = list(program.graph.nodes)
-        self.output_spec = program.call_spec.out_spec
         self._constants = program.constants
         aliases = _canonical_names(model)
         self._sources: dict[fx.Node, tuple[str, str]] = {}
@@ -120,8 +118,8 @@ class ModelGraph:
         specs = program.graph_signature.output_specs
         returned = self.nodes[-1].args[0]
         assert isinstance(returned, (tuple, list))
-        self._kept = [i for i, spec in enumerate(specs) if spec.kind.name == "USER_OUTPUT"]
-        self.outputs = [returned[i] for i in self._kept]
+        pairs = zip(returned, specs, strict=True)
+        self.outputs = [node for node, spec in pairs if spec.kind.name == "USER_OUTPUT"]
         self.symbol = self._symbol_of_samples()
 
     @property

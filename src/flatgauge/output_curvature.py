@@ -25,16 +25,24 @@ class OutputCurvature(ABC):
     Attributes:
         rank: How many columns give B exactly.
         axis: Of the outputs, along which classes lie.
-        can_mix: Whether it also comes as heavy columns and mixtures.
     """
 
     rank: int
     axis = 1
-    can_mix = True
 
     @abstractmethod
     def columns(self) -> Iterator[Column]:
         """All columns, so that B is exact."""
+
+
+class Mixable(OutputCurvature):
+    """B that also comes as its heaviest columns and random mixtures of the rest.
+
+    Attributes:
+        can_mix: Whether it does so for these samples: columns of different signs do not mix.
+    """
+
+    can_mix = True
 
     @abstractmethod
     def heavy(self, count: int) -> Iterator[Column]:
@@ -46,7 +54,7 @@ class OutputCurvature(ABC):
 
 
 @dataclass
-class Softmax(OutputCurvature):
+class Softmax(Mixable):
     """Weight · (diag p − p pᵀ) at every position: cross-entropy.
 
     Attributes:
@@ -125,7 +133,7 @@ class Softmax(OutputCurvature):
 
 
 @dataclass
-class Diagonal(OutputCurvature):
+class Diagonal(Mixable):
     """A diagonal B: losses that are sums over outputs.
 
     Attributes:
@@ -174,8 +182,6 @@ class Dense(OutputCurvature):
     matrices: Tensor
     shape: tuple[int, ...]
 
-    can_mix = False
-
     def __post_init__(self) -> None:
         self.rank = self.matrices.shape[1]
 
@@ -184,14 +190,6 @@ class Dense(OutputCurvature):
         values, vectors = torch.linalg.eigh(self.matrices)
         for k in range(self.rank):
             yield vectors[:, :, k].reshape(len(vectors), *self.shape), values[:, k]
-
-    def heavy(self, count: int) -> Iterator[Column]:
-        """Not for a matrix that is written out."""
-        raise NotImplementedError
-
-    def mixtures(self, count: int, generator: Generator) -> Iterator[Column]:
-        """Not for a matrix that is written out."""
-        raise NotImplementedError
 
 
 def dense(total: Callable[[Tensor], Tensor], outputs: Tensor) -> Dense:

@@ -163,9 +163,10 @@ class Plan:
         return numbers + transient
 
     def numbers(self, node: fx.Node) -> int:
-        """How many numbers a node gives for one sample."""
-        shape = shape_of(node)
-        return math.prod(self.graph.sizes(node, 2)) // 2 if shape else 0
+        """How many numbers a node gives for one sample; none for what does not grow with them."""
+        if not shape_of(node):
+            return 0
+        return math.prod(self.graph.sizes(node, 3)) - math.prod(self.graph.sizes(node, 2))
 
     def has_positions(self) -> bool:
         """Whether any layer is applied more than once to every sample."""

@@ -19,7 +19,7 @@ from flatgauge.graph import ModelGraph, UnsupportedGraphError, in_precision
 from flatgauge.isolation import isolated
 from flatgauge.loss import Loss, prediction
 from flatgauge.memory import format_bytes
-from flatgauge.output_curvature import Column, OutputCurvature, dense
+from flatgauge.output_curvature import Column, Mixable, OutputCurvature, dense
 from flatgauge.surface import LossSurface
 
 #: Up to this many columns per sample, all are swept; beyond, the heaviest and mixtures.
@@ -290,7 +290,9 @@ def _split(
     curvature: OutputCurvature, all_columns: bool, generator: Generator | None
 ) -> tuple[Iterator[Column], Iterator[Column]]:
     """All columns, or the heaviest and mixtures of the rest where there are too many."""
-    if all_columns or curvature.rank <= MOST_COLUMNS or not curvature.can_mix:
+    if all_columns or curvature.rank <= MOST_COLUMNS:
+        return curvature.columns(), iter(())
+    if not isinstance(curvature, Mixable) or not curvature.can_mix:
         return curvature.columns(), iter(())
     source = required(
         generator,

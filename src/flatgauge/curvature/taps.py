@@ -73,21 +73,19 @@ class Chunk:
 
 @dataclass
 class Parts:
-    """Every sample's share in what a tap measures; the diagonal is summed over samples.
+    """Every sample's share in what a tap measures; diagonals come apart, summed over samples.
 
     Attributes:
         trace: Of the block (n,).
         incoming: Forms of what enters every output unit (n, out).
         outgoing: Forms of what leaves every input unit (n, in).
         relative: The relative flatness (n,).
-        diagonal: Of the block, in the parameter's own shape.
     """
 
     trace: Tensor | None = None
     incoming: Tensor | None = None
     outgoing: Tensor | None = None
     relative: Tensor | None = None
-    diagonal: Tensor | None = None
 
     def items(self) -> list[tuple[str, Tensor]]:
         """The parts that were asked for."""

@@ -90,8 +90,10 @@ def hessian_trace(
     notes = []
     if method == "sweep":
         try:
+            # A copy: whether the sweep still had to draw must not change what is drawn below.
+            source = None if generator is None else generator.clone_state()
             swept = block_curvature(
-                surface, ("trace",), all_columns=all_columns, estimate=False, generator=generator
+                surface, ("trace",), all_columns=all_columns, estimate=False, generator=source
             )
         except UnsupportedGraphError as error:
             notes.append(f"not swept, but estimated: {error}")
