@@ -30,16 +30,21 @@ _HOMES = {
     "measure": "measuring",
 }
 
+#: Packages that are reached as `fg.measures.kappa_max`, without an import of their own.
+_PACKAGES = ("curvature", "estimators", "measures")
+
 __all__ = ["Estimate", "LossSurface", "Report", "catalogue", "load_dataset", "measure"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return metadata.version(__name__)
+    if name in _PACKAGES:
+        return importlib.import_module(f"{__name__}.{name}")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return [*__all__, "__version__"]
+    return [*__all__, *_PACKAGES, "__version__"]
