@@ -28,7 +28,7 @@ LAYERS = [
     ["trials"],
     ["second_order"],
     ["surface"],
-    ["curvature", "examples"],
+    ["curvature", "examples", "symmetry"],
     ["measures"],
     ["report"],
     ["measuring"],

@@ -19,21 +19,33 @@ if TYPE_CHECKING:
     from flatgauge.measuring import measure
     from flatgauge.report import Report
     from flatgauge.surface import LossSurface
+    from flatgauge.symmetry import GaugeGroup, find_gauge
 
 # Names are looked up at first use, so that the command line answers before torch is loaded.
 _HOMES = {
     "Estimate": "estimators",
+    "GaugeGroup": "symmetry",
     "LossSurface": "surface",
     "Report": "report",
     "catalogue": "measures",
+    "find_gauge": "symmetry",
     "load_dataset": "datasets",
     "measure": "measuring",
 }
 
 #: Packages that are reached as `fg.measures.kappa_max`, without an import of their own.
-_PACKAGES = ("curvature", "estimators", "measures")
+_PACKAGES = ("curvature", "estimators", "measures", "symmetry")
 
-__all__ = ["Estimate", "LossSurface", "Report", "catalogue", "load_dataset", "measure"]
+__all__ = [
+    "Estimate",
+    "GaugeGroup",
+    "LossSurface",
+    "Report",
+    "catalogue",
+    "find_gauge",
+    "load_dataset",
+    "measure",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -74,6 +74,7 @@ class ModelGraph:
         parameters: The nodes that stand for parameters, by the name in
             `model.named_parameters()`; a tensor with several names has one.
         outputs: The nodes the model returns, in the order of its flattened output.
+        mutations: The nodes that the model writes into its buffers.
         symbol: The name of the number of samples in symbolic shapes, "" where the model treats
             it as a constant.
     """
@@ -114,18 +115,56 @@ class ModelGraph:
                 target = aliases.get(target, target)
                 if node.users or target not in self.parameters:
                     self.parameters[target] = node
+            elif kind == "BUFFER":
+                target = aliases.get(target, target)
             self._sources[node] = kind, target
         specs = program.graph_signature.output_specs
         returned = self.nodes[-1].args[0]
         assert isinstance(returned, (tuple, list))
         pairs = zip(returned, specs, strict=True)
-        self.outputs = [node for node, spec in pairs if spec.kind.name == "USER_OUTPUT"]
+        kinds = [(node, spec.kind.name) for node, spec in pairs]
+        self.outputs = [node for node, kind in kinds if kind == "USER_OUTPUT"]
+        self.mutations = [node for node, kind in kinds if kind != "USER_OUTPUT"]
         self.symbol = self._symbol_of_samples()
 
     @property
     def inputs(self) -> list[fx.Node]:
         """The nodes that stand for what the model is called with."""
         return [node for node, (kind, _) in self._sources.items() if kind == "USER_INPUT"]
+
+    @property
+    def held(self) -> dict[fx.Node, str]:
+        """The names of the parameters, by node; a tensor may have several nodes, but one name."""
+        return {node: name for node, (kind, name) in self._sources.items() if kind == "PARAMETER"}
+
+    @property
+    def buffers(self) -> dict[fx.Node, str]:
+        """The names of the buffers, by node; a tensor may have several nodes, but one name."""
+        return {node: name for node, (kind, name) in self._sources.items() if kind == "BUFFER"}
+
+    def constants(self, values: Mapping[str, Tensor]) -> dict[fx.Node, Any]:
+        """The values of all nodes that depend on no input and no parameter.
+
+        Args:
+            values: Buffers, by name.
+
+        Returns:
+            The values, by node.
+        """
+        known: dict[fx.Node, Any] = {}
+        for node in self.nodes:
+            if node.op == "placeholder":
+                kind, target = self._sources[node]
+                if kind == "BUFFER" and target in values:
+                    known[node] = values[target]
+                elif kind == "CONSTANT_TENSOR":
+                    known[node] = self._constants[target]
+            elif op_name(node) and all(source in known for source in node.all_input_nodes):
+                if _is_random(node):
+                    continue
+                arguments = fx.node.map_arg((node.args, node.kwargs), known.__getitem__)
+                known[node] = node.target(*arguments[0], **arguments[1])  # type: ignore[operator]
+        return known
 
     def run(
         self,
@@ -277,6 +316,12 @@ def op_name(node: fx.Node) -> str:
     return str(schema.name).rpartition("::")[2]
 
 
+def _is_random(node: fx.Node) -> bool:
+    """Whether an operation draws random numbers."""
+    tags = getattr(node.target, "tags", ())
+    return torch.Tag.nondeterministic_seeded in tags
+
+
 def arguments_of(node: fx.Node) -> dict[str, Any]:
     """A node's arguments by the names of the operation's schema, defaults filled in."""
     schema = getattr(node.target, "_schema", None)
@@ -362,10 +407,12 @@ def _hushed() -> Iterator[None]:
 
 
 def _canonical_names(model: nn.Module) -> dict[str, str]:
-    """For every name of a parameter, the one that `named_parameters` gives it."""
-    first = {id(parameter): name for name, parameter in model.named_parameters()}
-    everything = model.named_parameters(remove_duplicate=False)
-    return {name: first[id(parameter)] for name, parameter in everything}
+    """For every name of a parameter or buffer, the first one that it has."""
+    names: dict[str, str] = {}
+    for tensors in (model.named_parameters, model.named_buffers):
+        first = {id(tensor): name for name, tensor in tensors()}
+        names |= {n: first[id(tensor)] for n, tensor in tensors(remove_duplicate=False)}
+    return names
 
 
 def _expression(extent: Any) -> Any:

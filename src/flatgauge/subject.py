@@ -45,7 +45,7 @@ class Subject:
 
     def __init__(self, model: Any, dtype: torch.dtype | None) -> None:
         self.notes: list[str] = []
-        self.model = _unwrapped(model)
+        self.model = unwrapped(model)
         parameters = _trainable(self.model)
         self.names = tuple(parameters)
         self.device = _single_device(parameters)
@@ -171,8 +171,18 @@ class Subject:
         return torch.float32
 
 
-def _unwrapped(model: Any) -> nn.Module:
-    """Take off wrappers that stand in the way of second derivatives."""
+def unwrapped(model: Any) -> nn.Module:
+    """Take off wrappers that stand in the way of second derivatives.
+
+    Args:
+        model: A module, perhaps wrapped for several devices or by the compiler.
+
+    Returns:
+        The module itself.
+
+    Raises:
+        TypeError: If it is no module whose parameters can be replaced.
+    """
     while True:
         if type(model).__name__ in ("FullyShardedDataParallel", "FSDPModule"):
             raise TypeError(

@@ -1,0 +1,194 @@
+"""Find the gauge group of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+
+from flatgauge.graph import ModelGraph, UnsupportedGraphError
+from flatgauge.isolation import isolated
+from flatgauge.subject import unwrapped
+from flatgauge.symmetry.gauge import GaugeGroup, closed
+from flatgauge.symmetry.inference import Inference, infer
+from flatgauge.symmetry.rescaling import Call, jittered, multiplied, same_function
+
+#: Samples that the model is read with; two, so that the batch is told from axes of size one.
+_FEW = 2
+
+#: Draws of the check: any would do, this one is the same every time.
+_SEED = 20190917
+
+
+def find_gauge(model: nn.Module, example_inputs: Any) -> GaugeGroup:
+    """Find all rescalings of a model's parameters that leave its function unchanged.
+
+    Every activation and parameter gets unknown scales, every op of the exported graph says how
+    they hang together, and what stays free is the group. An op without a rule pins all that it
+    touches and is listed in `pinned`. The result is checked on the spot with a randomly rescaled
+    copy.
+
+    Args:
+        model: A ``torch.nn.Module``; not changed. It is read in eval mode.
+        example_inputs: What to call it with: a tensor, a tuple of positional arguments, or a
+            dict of keyword arguments. The values do not matter, the shapes do.
+
+    Returns:
+        The group.
+
+    Raises:
+        UnsupportedGraphError: If the model cannot be exported, or if a rescaled copy does not
+            compute the same function.
+        TypeError: If an argument is of the wrong kind.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+        >>> gauge = find_gauge(net, torch.randn(2, 4))
+        >>> gauge.dim  # one scale per hidden unit
+        5
+        >>> move = gauge.sample(generator=torch.Generator().manual_seed(0))
+        >>> twin = gauge.rescale(net, move)
+        >>> x = torch.randn(7, 4)
+        >>> torch.equal(net(x), twin(x)), torch.equal(net[0].weight, twin[0].weight)
+        (True, False)
+    """
+    inner, call = read_arguments(model, example_inputs)
+    inference, shortened = read_scales(inner, call)
+    gauge = closed(inference)
+    check(inner, gauge, shortened)
+    return gauge
+
+
+def read_arguments(model: Any, example_inputs: Any) -> tuple[nn.Module, Call]:
+    """Check a model and what it is to be called with.
+
+    Args:
+        model: The model.
+        example_inputs: A tensor, a tuple of positional or a dict of keyword arguments.
+
+    Returns:
+        The model without wrappers, and the call.
+
+    Raises:
+        TypeError: If the model is no module, or there is no tensor in the example.
+        ValueError: If the model has no parameters.
+    """
+    inner = unwrapped(model)
+    if not any(True for _ in inner.parameters()):
+        raise ValueError("`model` has no parameters; there is nothing to rescale.")
+    if isinstance(example_inputs, Mapping):
+        call = Call((), dict(example_inputs))
+    elif isinstance(example_inputs, (tuple, list)):
+        call = Call(tuple(example_inputs), {})
+    else:
+        call = Call((example_inputs,), {})
+    if not call.tensors:
+        raise TypeError(
+            f"`example_inputs` is a {type(example_inputs).__name__} without any tensor; pass what "
+            "the model is called with: a tensor, a tuple of positional arguments, or a dict of "
+            "keyword arguments."
+        )
+    return inner, call
+
+
+def read_scales(model: nn.Module, call: Call) -> tuple[Inference, Call]:
+    """Export a model and read the scales off its graph.
+
+    Args:
+        model: The model.
+        call: An example call; a few of its samples are used where the model takes fewer.
+
+    Returns:
+        The scales, and the call that was used.
+
+    Raises:
+        UnsupportedGraphError: If the model cannot be exported.
+        ValueError: If the model cannot be called with the example.
+    """
+    few = _resized(call, _FEW)
+    if few is not call:
+        try:
+            few(model)
+        except Exception:  # A model of a fixed batch size, or an example without a batch.
+            few = call
+    try:
+        few(model)
+    except Exception as error:
+        raise ValueError(
+            f"the model cannot be called with `example_inputs`: {type(error).__name__}: {error}"
+        ) from error
+    device = next(iter(model.parameters())).device
+    with isolated(model, device):
+        graph = ModelGraph(model, few.arguments, few.keywords, 0)
+    state = dict(model.named_parameters()) | dict(model.named_buffers())
+    with torch.no_grad():
+        return infer(graph, {name: tensor.detach() for name, tensor in state.items()}), few
+
+
+def check(model: nn.Module, gauge: GaugeGroup, call: Call) -> None:
+    """See that a randomly rescaled copy computes the same, for this and another shape.
+
+    Args:
+        model: The model.
+        gauge: Its group.
+        call: An example call.
+
+    Raises:
+        UnsupportedGraphError: If it does not.
+    """
+    if not gauge.dim:
+        return
+    base = jittered(model, list(gauge.inference.scales), _SEED)
+    if not all(bool(t.isfinite().all()) for t in call(base) if t.is_floating_point()):
+        base = model
+    move = gauge.sample(generator=Generator().manual_seed(_SEED), log2_range=4)
+    twin = multiplied(base, gauge.factors(move))
+    for other in (call, *_other_shapes(call)):
+        try:
+            same, change = same_function(base, twin, other)
+        except Exception:
+            if other is call:
+                raise
+            continue  # A shape the model does not take.
+        if not same:
+            raise UnsupportedGraphError(
+                f"a rescaled copy of the model gives other outputs (they differ by {change:.2g} "
+                f"of the largest, for inputs of shape {[tuple(t.shape) for t in other.tensors]}), "
+                "so the scales read off its graph are wrong, or the model is random or depends on "
+                "the shape of its input in ways its graph does not show; `model.eval()` twice on "
+                "the same input tells whether it is random."
+            )
+
+
+def _other_shapes(call: Call) -> list[Call]:
+    """The call with one more sample, and with a shorter sequence."""
+    shapes = [_resized(call, _FEW + 1)]
+    tensors = call.tensors
+    lengths = {t.shape[1] for t in tensors if t.dim() in (2, 3) and t.shape[1] > 2}
+    tokens = not tensors[0].is_floating_point() or tensors[0].dim() == 3
+    if len(lengths) == 1 and tokens:
+        (length,) = lengths
+
+        def shorter(tensor: Tensor) -> Tensor:
+            axes = [a for a, size in enumerate(tensor.shape) if size == length and a]
+            for axis in axes[:1]:
+                tensor = tensor.narrow(axis, 0, length - 1)
+            return tensor
+
+        shapes.append(call.changed(shorter))
+    return [shape for shape in shapes if shape is not call]
+
+
+def _resized(call: Call, samples: int) -> Call:
+    """The call with another number of samples, where all its tensors have the same number."""
+    sizes = {tensor.shape[0] if tensor.dim() else 0 for tensor in call.tensors}
+    if len(sizes) != 1 or sizes & {0, samples}:
+        return call
+    (size,) = sizes
+
+    def resized(tensor: Tensor) -> Tensor:
+        return tensor[torch.arange(samples, device=tensor.device) % size]
+
+    return call.changed(resized)

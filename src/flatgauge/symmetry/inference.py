@@ -1,0 +1,222 @@
+"""Read the scales of all tensors off a model's graph."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+
+import torch
+from torch import Tensor, fx
+
+from flatgauge.graph import ModelGraph, arguments_of, op_name, shape_of
+from flatgauge.symmetry.rules import Pin, Reading, apply_rule
+from flatgauge.symmetry.scale import Ids, Scale, constant
+from flatgauge.symmetry.system import System
+
+#: Parameters of up to so many entries get an unknown for each, larger ones one per row and column.
+_MOST_ENTRIES = 2**16
+
+#: Ops that contract a matrix with an activation.
+_LINEAR = ("linear", "matmul", "mm", "addmm", "embedding")
+
+#: Ops that read a stored mean, and where.
+_NORMS = ("batch_norm", "_native_batch_norm_legit_no_training")
+
+_ONE = Fraction(1)
+
+
+@dataclass(frozen=True)
+class Inference:
+    """The scales of everything that can be rescaled, and the equations between them.
+
+    Attributes:
+        system: The unknowns and equations.
+        scales: Of parameters and stored means that the model reads, by name.
+        followers: Of stored variances: fixed, but they belong to units.
+        pins: The ops that allow no scaling.
+        outputs: The scales of the model's outputs.
+    """
+
+    system: System
+    scales: dict[str, Scale]
+    followers: dict[str, Scale]
+    pins: list[Pin]
+    outputs: list[Scale]
+
+
+def infer(graph: ModelGraph, state: Mapping[str, Tensor]) -> Inference:
+    """Follow scales through a graph.
+
+    Args:
+        graph: The model's graph, exported for one shape.
+        state: The values of buffers and parameters, by name.
+
+    Returns:
+        The scales of parameters and stored means; the outputs' are not pinned yet.
+    """
+    system, pins = System(), []
+    found: dict[fx.Node, Scale | list[Scale]] = {}
+    names = graph.held
+    roles = _roles(graph)
+    overlapping = _overlapping({name: state[name] for name in names.values()})
+    constants = graph.constants(
+        {name: state[name] for name in graph.buffers.values() if roles[name] == "constant"}
+    )
+    scales: dict[str, Scale] = {}
+    followers: dict[str, Scale] = {}
+    for node in graph.nodes:
+        if node in names:
+            name = names[node]
+            if name in scales:
+                found[node] = scales[name]
+                continue
+            scale = _parameter(system, [n for n in names if names[n] == name], name)
+            if name in overlapping:
+                system.pin(scale)
+                pins.append(
+                    Pin("storage", "it shares memory with another parameter", "", (name,), True)
+                )
+            found[node] = scale
+            if any(n.users for n in names if names[n] == name):
+                scales[name] = scale
+        elif node in graph.buffers and roles[graph.buffers[node]] != "constant":
+            name = graph.buffers[node]
+            known = scales if roles[name] == "running_mean" else followers
+            if name not in known:
+                ids = system.fresh(shape_of(node), name, parameter=True)
+                known[name] = Scale(shape_of(node), ((_ONE, ids),))
+                if known is followers:
+                    system.zeros.append(ids)
+            found[node] = known[name]
+        elif node.op == "placeholder":
+            found[node] = constant(shape_of(node))
+        elif op_name(node):
+            reading = Reading(node, system, found, constants, names, pins)
+            found[node] = constant(shape_of(node)) if node in constants else apply_rule(reading)
+    _follow(system, scales)
+    outputs = []
+    for node in (*graph.outputs, *graph.mutations):
+        result = found.get(node) if isinstance(node, fx.Node) else None
+        if node in graph.outputs:
+            outputs += result if isinstance(result, list) else [result] if result else []
+        elif isinstance(result, Scale):
+            system.pin(result)
+    return Inference(system, scales, followers, pins, outputs)
+
+
+def _parameter(system: System, nodes: list[fx.Node], name: str) -> Scale:
+    """The unknowns of a parameter: one per entry, or per row and column of a contracted one."""
+    shape = shape_of(nodes[0])
+    users = [user for node in nodes for user in node.users]
+    convolution = next((u for u in users if "conv" in op_name(u)), None)
+    if convolution is not None and len(shape) > 2:
+        groups = arguments_of(convolution)["groups"]
+        return _kernel(system, shape, groups, name, transposed=_is_transposed(convolution))
+    contracted = len(shape) == 2 and any(op_name(user) in _LINEAR for user in users)
+    if not contracted and torch.Size(shape).numel() <= _MOST_ENTRIES:
+        return Scale(shape, ((_ONE, system.fresh(shape, name, parameter=True)),))
+    terms = []
+    for axis, size in enumerate(shape):
+        ids = _along(system, shape, axis, size, name)
+        if axis:  # A constant can be moved between the terms: the first entry is zero.
+            system.zeros.append(ids.reshape(-1)[:1])
+        terms.append((_ONE, ids))
+    return Scale(shape, tuple(terms))
+
+
+def _follow(system: System, scales: Mapping[str, Scale]) -> None:
+    """Let entries that the example did not read (`pos[:, :T]`) follow those that it did."""
+    read = torch.zeros(system.count, dtype=torch.bool)
+    for left, right in system.equalities:
+        read[left.reshape(-1)] = read[right.reshape(-1)] = True
+    for ids in (*system.zeros, *(rows for rows, _ in system.sums)):
+        read[ids.reshape(-1)] = True
+    for scale in scales.values():
+        for _, ids in scale.terms:
+            for axis in range(ids.dim()):
+                others = [a for a in range(ids.dim()) if a != axis]
+                seen = read[ids].any(dim=others) if others else read[ids]
+                if seen.any() and not seen.all():
+                    last = int(seen.nonzero()[-1])
+                    left = ids.index_select(axis, (~seen).nonzero()[:, 0])
+                    system.equalities.append(
+                        (left.reshape(-1), ids.narrow(axis, last, 1).expand_as(left).reshape(-1))
+                    )
+                    read[left.reshape(-1)] = True
+            system.zeros.append(ids[~read[ids]])
+
+
+def _kernel(
+    system: System, shape: tuple[int, ...], groups: int, name: str, *, transposed: bool
+) -> Scale:
+    """The unknowns of a convolution's weight: of outputs, and of the inputs of every group."""
+    taps = (1,) * (len(shape) - 2)
+    own = 1 if transposed else 0  # The axis of outputs.
+    outputs = shape[own] * (groups if transposed else 1)
+    inputs = shape[1 - own] * (1 if transposed else groups)
+    rows = system.fresh((outputs,), name, parameter=True)
+    columns = system.fresh((inputs,), name, parameter=True).reshape(groups, -1)
+    system.zeros.append(columns[:, 0])
+    if transposed:
+        rows = rows.reshape(groups, 1, -1).expand(-1, inputs // groups, -1)
+        columns = columns.reshape(inputs, 1)
+        rows = rows.reshape(inputs, -1) if groups > 1 else rows[0, :1]
+    else:
+        rows = rows.reshape(outputs, 1)
+        columns = columns[:, None].expand(-1, outputs // groups, -1)
+        columns = columns.reshape(outputs, -1) if groups > 1 else columns[0, :1]
+    return Scale(
+        shape,
+        ((_ONE, rows.reshape(*rows.shape, *taps)), (_ONE, columns.reshape(*columns.shape, *taps))),
+    )
+
+
+def _along(system: System, shape: tuple[int, ...], axis: int, size: int, name: str) -> Ids:
+    """Unknowns along one axis."""
+    ids = system.fresh((size,), name, parameter=True)
+    return ids.reshape([size if a == axis else 1 for a in range(len(shape))])
+
+
+def _is_transposed(node: fx.Node) -> bool:
+    return "transpose" in op_name(node) or bool(arguments_of(node).get("transposed"))
+
+
+def _roles(graph: ModelGraph) -> dict[str, str]:
+    """What every buffer is: a batch-norm's stored mean or variance and nothing else, or constant.
+
+    Returns:
+        "running_mean", "running_var" or "constant", by name.
+    """
+    seen: dict[str, set[str]] = {}
+    written = {source for node in graph.mutations for source in node.all_input_nodes}
+    for node, name in graph.buffers.items():
+        roles = seen.setdefault(name, set())
+        for user in node.users:
+            arguments = arguments_of(user) if op_name(user) in _NORMS else {}
+            reads = [role for role, value in arguments.items() if value is node]
+            roles |= set(reads) if reads and not arguments.get("training") else {"constant"}
+        if node in written:
+            roles.add("constant")
+    return {
+        name: next(iter(roles)) if roles in ({"running_mean"}, {"running_var"}) else "constant"
+        for name, roles in seen.items()
+    }
+
+
+def _overlapping(parameters: Mapping[str, Tensor]) -> set[str]:
+    """The parameters that share memory with another one without being the same."""
+    spans = []
+    for name, tensor in parameters.items():
+        if tensor.numel() and tensor.device.type != "meta":
+            storage = tensor.untyped_storage()
+            first = tensor.storage_offset() * tensor.element_size()
+            reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+            last = first + (reach + 1) * tensor.element_size()
+            spans.append((storage.data_ptr(), first, last, name))
+    spans.sort()
+    found: set[str] = set()
+    for (home, _, end, name), (other, start, _, follower) in zip(spans, spans[1:], strict=False):
+        if home == other and start < end:
+            found |= {name, follower}
+    return found
