@@ -92,6 +92,11 @@ class GaugeGroup:
         ]
 
     @property
+    def classes(self) -> NDArray[np.int64]:
+        """For every unknown of `system`, its row of `basis`."""
+        return self._solution.classes
+
+    @property
     def basis(self) -> Any:
         """The exponents of all distinct scales in the model: a scipy array (scales, dim)."""
         return self._solution.basis

@@ -36,6 +36,7 @@ class Inference:
         followers: Of stored variances: fixed, but they belong to units.
         pins: The ops that allow no scaling.
         outputs: The scales of the model's outputs.
+        uses: For every op in order, the unknowns of its outputs and of what it reads.
     """
 
     system: System
@@ -43,6 +44,7 @@ class Inference:
     followers: dict[str, Scale]
     pins: list[Pin]
     outputs: list[Scale]
+    uses: list[tuple[list[Ids], list[Ids]]]
 
 
 def infer(graph: ModelGraph, state: Mapping[str, Tensor]) -> Inference:
@@ -65,6 +67,7 @@ def infer(graph: ModelGraph, state: Mapping[str, Tensor]) -> Inference:
     )
     scales: dict[str, Scale] = {}
     followers: dict[str, Scale] = {}
+    uses: list[tuple[list[Ids], list[Ids]]] = []
     for node in graph.nodes:
         if node in names:
             name = names[node]
@@ -94,6 +97,10 @@ def infer(graph: ModelGraph, state: Mapping[str, Tensor]) -> Inference:
         elif op_name(node):
             reading = Reading(node, system, found, constants, names, pins)
             found[node] = constant(shape_of(node)) if node in constants else apply_rule(reading)
+            read = [ids for scale in reading.tensors() for _, ids in scale.terms]
+            result = found[node]
+            given = result if isinstance(result, list) else [result]
+            uses.append(([ids for scale in given for _, ids in scale.terms], read))
     _follow(system, scales)
     outputs = []
     for node in (*graph.outputs, *graph.mutations):
@@ -102,7 +109,7 @@ def infer(graph: ModelGraph, state: Mapping[str, Tensor]) -> Inference:
             outputs += result if isinstance(result, list) else [result] if result else []
         elif isinstance(result, Scale):
             system.pin(result)
-    return Inference(system, scales, followers, pins, outputs)
+    return Inference(system, scales, followers, pins, outputs, uses)
 
 
 def _parameter(system: System, nodes: list[fx.Node], name: str) -> Scale:

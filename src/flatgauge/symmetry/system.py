@@ -123,9 +123,10 @@ class System:
             site: What the new unknowns are called.
 
         Returns:
-            A scale with one term for every independent set of axes.
+            A scale with one term for every independent set of axes, in unknowns of activations.
         """
-        if scale.single is not None or not scale.terms:
+        lone = scale.single
+        if not scale.terms or (lone is not None and not self._of_parameters(lone)):
             return scale
         terms: list[Term] = []
         for members in groups(scale.terms):
@@ -144,6 +145,11 @@ class System:
         self.zeros.append(mine)
         self.links.append((mine, ids))
         return Scale(scale.shape, ((_ONE, mine),))
+
+    def _of_parameters(self, ids: Ids) -> bool:
+        """Whether any of some unknowns belongs to a parameter."""
+        places = torch.searchsorted(torch.tensor(self.starts), ids.reshape(-1), right=True) - 1
+        return any(self.parameters[place] for place in places.unique().tolist())
 
     def _rows(self, terms: Sequence[Term]) -> None:
         """State that terms, broadcast together, add up to zero entry by entry."""

@@ -1,0 +1,340 @@
+"""The balanced representative: of all ways to write a network, the one of smallest norm."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from flatgauge.subject import unwrapped
+from flatgauge.symmetry.finding import find_gauge
+from flatgauge.symmetry.gauge import GaugeGroup
+from flatgauge.symmetry.pattern import Floats, Pattern, pattern_of
+from flatgauge.symmetry.skeleton import Skeleton, strongest
+
+#: Balanced means: what enters a unit and what leaves it differ by less than this.
+TOLERANCE = 1e-12
+
+_MOST_STEPS = 100
+_MOST_INNER = 2000
+
+#: No scale changes by more than this factor's logarithm in one step.
+_LONGEST = 4.0
+
+
+@dataclass(frozen=True)
+class Balance:
+    """How a network was balanced.
+
+    Attributes:
+        factors: What every tensor was multiplied by: terms to be multiplied in turn.
+        one_sided: Units of which only one side is not zero, by name: that side has norm one.
+        empty: Units without any weight that is not zero, by name: left as they are.
+        irregular: Parameters that are no weights from unit to unit: for units that these alone
+            fix, the result is unique to rounding, but not bit for bit.
+        steps: Newton steps taken.
+        imbalance: The largest relative difference left between what enters and what leaves.
+    """
+
+    factors: dict[str, list[Tensor]]
+    one_sided: tuple[str, ...]
+    empty: tuple[str, ...]
+    irregular: tuple[str, ...]
+    steps: int
+    imbalance: float
+
+    @property
+    def converged(self) -> bool:
+        """Whether every unit is balanced."""
+        return self.imbalance <= TOLERANCE
+
+
+def balance(model: nn.Module, example_inputs: Any) -> nn.Module:
+    """Write a network in its balanced form: the one way of smallest norm.
+
+    For every independent scale of its gauge group, the squared norm of what enters (weights
+    and biases) equals that of what leaves. Every way of writing the network has the same
+    balanced form: bit for bit where ways differ by powers of two.
+
+    Args:
+        model: The model; not changed.
+        example_inputs: What to call it with: a tensor, a tuple of positional arguments, or a
+            dict of keyword arguments.
+
+    Returns:
+        A copy, balanced. A unit of which only one side is not zero has no balance: that side gets
+        norm one, and a warning names the unit.
+
+    Raises:
+        RuntimeError: If the balance is not reached.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 1)).double()
+        >>> for parameter, value in zip(net.parameters(), (3.0, 4.0, 20.0, 1.0)):
+        ...     _ = nn.init.constant_(parameter, value)
+        >>> even = balance(net, torch.ones(1, 1).double())  # 3² + 4² = 5², so c = √(20 / 5)
+        >>> [round(p.item(), 9) for p in even.parameters()]
+        [6.0, 8.0, 10.0, 1.0]
+    """
+    inner = unwrapped(model)
+    gauge = find_gauge(inner, example_inputs)
+    found = balance_of(gauge, dict(inner.named_parameters()))
+    if not found.converged:
+        raise RuntimeError(
+            f"the balance was not reached: after {found.steps} Newton steps what enters and what "
+            f"leaves a unit still differ by {found.imbalance:.1g} of their size; are there weights "
+            "that differ by many powers of ten?"
+        )
+    if found.one_sided or found.empty:
+        warnings.warn(
+            f"{len(found.one_sided)} units have weights on one side only, which got norm one, and "
+            f"{len(found.empty)} have none: {', '.join([*found.one_sided, *found.empty][:8])}",
+            stacklevel=2,
+        )
+    return apply(found, inner)
+
+
+def apply(found: Balance, model: nn.Module) -> nn.Module:
+    """A copy of a model with the factors of its balance applied.
+
+    Args:
+        found: The balance.
+        model: The model it was computed for; not changed.
+
+    Returns:
+        The copy.
+    """
+    twin = copy.deepcopy(model)
+    state = dict(twin.named_parameters()) | dict(twin.named_buffers())
+    with torch.no_grad():
+        for name, factors in found.factors.items():
+            value = state[name].double()
+            for factor in factors:
+                value = value * factor.to(value.device)
+            state[name].copy_(value)
+    return twin
+
+
+def balance_of(gauge: GaugeGroup, state: Mapping[str, Tensor]) -> Balance:
+    """Compute the balanced form.
+
+    Args:
+        gauge: The network's gauge group.
+        state: Its parameters, by name.
+
+    Returns:
+        The factors that take it there.
+    """
+    skeleton = strongest(gauge, state)
+    start = _Start(gauge, skeleton)
+    layers = []
+    for name in gauge.names:
+        if name in state:  # Stored means are no weights: their norm does not count.
+            pattern = pattern_of(gauge, name)
+            value = state[name].detach().double().cpu()
+            for factor in start.factors(name):
+                value = value * factor
+            squares = value.square().numpy().sum(pattern.summed, keepdims=True)
+            layers.append(_Layer(pattern, squares))
+    removed, empty = _peel(layers, gauge.dim)
+    logs, steps, imbalance = _newton(layers, gauge.dim)
+    for units, side, edges in reversed(removed):
+        logs[units] -= side * 0.5 * np.log(_squares(edges, logs, gauge.dim)[units])
+    names = _names(gauge)
+    factors = {}
+    for name in gauge.names:
+        pattern = pattern_of(gauge, name)
+        exponents = torch.from_numpy(np.array(pattern.exponents(logs)))
+        factors[name] = [*start.factors(name), exponents.exp()]
+    return Balance(
+        factors,
+        one_sided=tuple(names[u] for units, _, _ in removed for u in np.flatnonzero(units)),
+        empty=tuple(names[u] for u in np.flatnonzero(empty)),
+        irregular=skeleton.irregular,
+        steps=steps,
+        imbalance=imbalance,
+    )
+
+
+@dataclass(frozen=True)
+class _Layer:
+    """A parameter's squared entries, summed where they scale alike."""
+
+    pattern: Pattern
+    squares: Floats
+
+
+class _Start:
+    """The gauge in which the strongest edge that leaves a unit is one.
+
+    Factors are products and quotients of the weights themselves, without logarithms: a network
+    rescaled by powers of two gives the same bits.
+    """
+
+    def __init__(self, gauge: GaugeGroup, skeleton: Skeleton) -> None:
+        self._gauge = gauge
+        values = skeleton.outward
+        alive = ~values.zero
+        self._mantissas = np.where(alive, values.mantissas, 1.0)
+        self._exponents = np.where(alive, values.exponents, 0)
+        basis = gauge.basis
+        bases = self._mantissas[basis.indices]
+        powers = np.where(
+            basis.data == 1, bases, np.where(basis.data == -1, 1 / bases, bases**basis.data)
+        )
+        padded = np.append(powers, 1.0)
+        lengths = np.diff(basis.indptr)
+        products = np.multiply.reduceat(padded, np.minimum(basis.indptr[:-1], len(powers)))
+        self._classes = np.where(lengths > 0, products, 1.0)
+        self._shifts = basis @ self._exponents.astype(float)
+
+    def factors(self, name: str) -> list[Tensor]:
+        """What to multiply a tensor by, in turn."""
+        found = []
+        for coefficient, rows, shape in self._gauge.terms(name):
+            values = self._classes[rows] ** coefficient if coefficient != 1 else self._classes[rows]
+            shifts = coefficient * self._shifts[rows]
+            # Powers of two in two halves, so that neither leaves the range.
+            half = np.trunc(shifts / 2)
+            for part in (values * np.exp2(half), np.exp2(shifts - half)):
+                found.append(torch.from_numpy(part).reshape(shape))
+        return found
+
+
+def _peel(
+    layers: list[_Layer], count: int
+) -> tuple[list[tuple[NDArray[np.bool_], int, list[_Layer]]], NDArray[np.bool_]]:
+    """Take out units of which only one side is not zero, with their edges, again and again.
+
+    Returns:
+        The units taken out in turn, with the side they have (1 entering, -1 leaving) and the edges
+        there; and the units that have no edges at all.
+    """
+    removed: list[tuple[NDArray[np.bool_], int, list[_Layer]]] = []
+    gone = np.zeros(count, bool)
+    while True:
+        sums = {sign: _total(layers, count, sign=sign) for sign in (1, -1)}
+        before = len(removed)
+        for side in (1, -1):
+            units = (sums[side] > 0) & (sums[-side] == 0) & ~gone
+            if units.any():
+                edges = []
+                for i, layer in enumerate(layers):
+                    touched = layer.pattern.touches(units) & (layer.squares > 0)
+                    if touched.any():
+                        edges.append(replace(layer, squares=np.where(touched, layer.squares, 0.0)))
+                        rest = np.where(touched, 0.0, layer.squares)
+                        layers[i] = replace(layer, squares=rest)
+                removed.append((units, side, edges))
+                gone |= units
+                break  # The other side is looked at anew: these edges are gone.
+        if len(removed) == before:
+            empty = (sums[1] == 0) & (sums[-1] == 0) & ~gone
+            return removed, empty
+
+
+def _newton(layers: list[_Layer], count: int) -> tuple[Floats, int, float]:
+    """Minimise Σ squares · exp(2 exponents) over the logarithms of the scales.
+
+    Returns:
+        The logarithms, the number of steps, and the largest relative imbalance left.
+    """
+    logs = np.zeros(count)
+    live = _total(layers, count, square=True) > 0
+    best, least = logs, np.inf
+    for step in range(_MOST_STEPS + 1):
+        weights = _weights(layers, logs)
+        gradient = _total(weights, count)
+        sizes = _total(weights, count, sign=1) + _total(weights, count, sign=-1)
+        imbalance = float(np.abs(gradient[live] / sizes[live]).max(initial=0.0))
+        if imbalance <= TOLERANCE and imbalance > least / 2:
+            break  # Rounding allows nothing better.
+        if imbalance < least:
+            best, least = logs, imbalance
+        if imbalance == 0 or step == _MOST_STEPS:
+            break
+        direction = _conjugate(weights, -gradient, live, count, min(1e-2, imbalance))
+        direction *= min(1.0, _LONGEST / max(np.abs(direction).max(), 1e-300))
+        logs = logs + _length(layers, logs, direction) * direction
+    return best, step, least
+
+
+def _length(layers: list[_Layer], logs: Floats, direction: Floats) -> float:
+    """How far to go along a Newton step: all the way, unless the norm grows."""
+    value, length = _norm(layers, logs), 1.0
+    while length > 1e-6 and _norm(layers, logs + length * direction) > value * (1 + 1e-13):
+        length /= 2
+    return length
+
+
+def _conjugate(
+    weights: list[_Layer], right: Floats, live: NDArray[np.bool_], count: int, tolerance: float
+) -> Floats:
+    """Solve the Newton equation by conjugate gradients, preconditioned by the diagonal."""
+    diagonal = np.where(live, 2 * _total(weights, count, square=True), 1.0)
+    x, residual = np.zeros(count), np.where(live, right, 0.0)
+    scaled = residual / diagonal
+    direction, product = scaled.copy(), float(residual @ scaled)
+    goal = tolerance**2 * product
+    for _ in range(_MOST_INNER):
+        if product <= goal or product == 0:
+            break
+        image = 2 * sum(
+            layer.pattern.shares(layer.squares * layer.pattern.exponents(direction), count)
+            for layer in weights
+        )
+        curvature = float(direction @ image)
+        if curvature <= 0:
+            break
+        step = product / curvature
+        x += step * direction
+        residual = residual - step * image
+        scaled = residual / diagonal
+        product, before = float(residual @ scaled), product
+        direction = scaled + (product / before) * direction
+    return x
+
+
+def _weights(layers: list[_Layer], logs: Floats) -> list[_Layer]:
+    """The squared entries after rescaling."""
+    return [
+        replace(layer, squares=layer.squares * np.exp(2 * layer.pattern.exponents(logs)))
+        for layer in layers
+    ]
+
+
+def _norm(layers: list[_Layer], logs: Floats) -> float:
+    """The squared norm after rescaling."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = sum(float(layer.squares.sum()) for layer in _weights(layers, logs))
+    return total if np.isfinite(total) else np.inf
+
+
+def _total(layers: list[_Layer], count: int, *, sign: int = 0, square: bool = False) -> Floats:
+    """Sums of squared entries by unit, over all layers."""
+    total = np.zeros(count)
+    for layer in layers:
+        total += layer.pattern.shares(layer.squares, count, sign=sign, square=square)
+    return total
+
+
+def _squares(edges: list[_Layer], logs: Floats, count: int) -> Floats:
+    """The squared norm of some edges by unit."""
+    return _total(_weights(edges, logs), count, square=True)
+
+
+def _names(gauge: GaugeGroup) -> list[str]:
+    """A name for every unit: where it is, and its number there."""
+    seen: dict[str, int] = {}
+    names = []
+    for site in gauge.sites:
+        seen[site] = seen.get(site, -1) + 1
+        names.append(f"{site}[{seen[site]}]")
+    return names
