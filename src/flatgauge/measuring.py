@@ -65,21 +65,52 @@ def measure(
             f"`surface` is a {type(surface).__name__}; make one with "
             "LossSurface(model, loss, data)."
         )
-    wanted = _wanted(measures)
+    wanted = wanted_of(measures)
     if progress is True:
         from flatgauge.report.progress import bar
 
         with bar(surface) as listener:
             return measure(surface, measures=measures, seed=seed, progress=listener)
+    listener = progress if callable(progress) else None
+    strict = measures is not None  # Asked for by name: the answer may be an error.
+    estimates, sweep = estimates_of(surface, wanted, seed=seed, strict=strict, progress=listener)
+    return Report(estimates, facts_of(surface, seed=seed, sweep=sweep))
+
+
+def estimates_of(
+    surface: LossSurface,
+    wanted: list[tuple[Measure, dict[str, Any]]],
+    *,
+    seed: int,
+    strict: bool,
+    progress: Progress | None = None,
+) -> tuple[dict[str, Estimate], str | None]:
+    """Run measures that share one sweep.
+
+    Args:
+        surface: Where to measure.
+        wanted: The measures, with their options.
+        seed: Of everything random.
+        strict: Whether the failure of one is an error; else it is marked.
+        progress: Called before each measure.
+
+    Returns:
+        The estimates by name, and what the sweep took, None where there was none.
+
+    Raises:
+        ValueError: If a measure fails and `strict` is set.
+        RuntimeError: If the model fails and `strict` is set.
+        MemoryError: If a measure does not fit the budget and `strict` is set.
+    """
     parts, estimate = _shared(wanted)
     sweep = None
     if parts:
-        if callable(progress):
+        if progress is not None:
             progress("sweep", 0, len(wanted))
         sweep = _swept(surface, parts, estimate, seed)
     estimates = {}
     for done, (item, options) in enumerate(wanted):
-        if callable(progress):
+        if progress is not None:
             progress(item.name, done, len(wanted))
         if item.draws:
             purpose = _SHARED if item.needs else item.name
@@ -87,12 +118,12 @@ def measure(
         try:
             estimates[item.name] = item.function(surface, **options)
         except (ValueError, RuntimeError, MemoryError) as error:
-            if measures is not None:  # Asked for by name: the answer is the error.
+            if strict:
                 raise
             estimates[item.name] = Estimate(
                 math.nan, converged=False, notes=(f"could not be measured: {error}",)
             )
-    return Report(estimates, facts_of(surface, seed=seed, sweep=sweep))
+    return estimates, sweep
 
 
 def _shared(wanted: list[tuple[Measure, dict[str, Any]]]) -> tuple[set[str], bool]:
@@ -122,10 +153,21 @@ def _source(seed: int, name: str) -> torch.Generator:
     return torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
 
 
-def _wanted(
+def wanted_of(
     measures: Iterable[str] | Mapping[str, Mapping[str, Any]] | None,
 ) -> list[tuple[Measure, dict[str, Any]]]:
-    """Look up what was asked for, and check the options before anything runs."""
+    """Look up what was asked for, and check the options before anything runs.
+
+    Args:
+        measures: Names, or a mapping from names to options; None for all.
+
+    Returns:
+        Measures with their options.
+
+    Raises:
+        TypeError: If it is one string.
+        ValueError: If a measure or an option does not exist.
+    """
     if isinstance(measures, str):
         raise TypeError(f"`measures={measures!r}` is one string; pass a list: [{measures!r}].")
     if measures is None:

@@ -372,6 +372,16 @@ class LossSurface:
             f"p={self.size}, {str(self.dtype).removeprefix('torch.')} on {self.device})"
         )
 
+    def twin(self) -> LossSurface:
+        """The same loss and data on a copy of the model, which may be changed at will.
+
+        Returns:
+            A surface whose `model` is a copy in the precision of the computation.
+        """
+        other = copy.deepcopy(self, {id(self._batches): self._batches})
+        other.model.to(self.dtype)
+        return other
+
     def __deepcopy__(self, memo: dict[int, Any]) -> LossSurface:
         twin = memo[id(self)] = type(self).__new__(type(self))
         held = self.__dict__ | {"_recalled": {}, "_lasting": {}}  # To be computed anew.

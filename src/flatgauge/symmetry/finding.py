@@ -121,7 +121,7 @@ def read_scales(model: nn.Module, call: Call) -> tuple[Inference, Call]:
         ) from error
     device = next(iter(model.parameters())).device
     with isolated(model, device):
-        graph = ModelGraph(model, few.arguments, few.keywords, 0)
+        graph = ModelGraph(model, few.arguments, few.keywords, 0, few.chosen)
     state = dict(model.named_parameters()) | dict(model.named_buffers())
     with torch.no_grad():
         return infer(graph, {name: tensor.detach() for name, tensor in state.items()}), few

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
@@ -246,8 +247,6 @@ class GaugeGroup:
     @cached_property
     def _steps(self) -> NDArray[np.float64]:
         """The smallest step of every coordinate that keeps all exponents whole."""
-        from fractions import Fraction
-
         steps = np.ones(self.dim)
         for name in self.names:
             rows = self.rows(name).tocoo()
@@ -319,11 +318,20 @@ def closed(inference: Inference) -> GaugeGroup:
     return GaugeGroup(inference, system)
 
 
-def opened(inference: Inference) -> GaugeGroup:
-    """The group that may multiply all outputs by one factor: the last coordinate, if it is new."""
+def opened(inference: Inference) -> tuple[GaugeGroup, Tensor]:
+    """The group that may also multiply all outputs by one factor.
+
+    Args:
+        inference: The scales of a model.
+
+    Returns:
+        The group, and the exponents (dim,) of its coordinates in the factor of the outputs.
+    """
     system = inference.system.copy()
     common = system.fresh((), "the outputs")
     for output in inference.outputs:
-        dims = len(output.shape)
-        system.equal(output, Scale(output.shape, ((1, common.reshape((1,) * dims)),)))  # type: ignore[arg-type]
-    return GaugeGroup(inference, system)
+        one = Scale(output.shape, ((Fraction(1), common.reshape((1,) * len(output.shape))),))
+        system.equal(output, one)
+    gauge = GaugeGroup(inference, system)
+    row = gauge.basis[[gauge.classes[int(common)]]].toarray()[0]
+    return gauge, torch.from_numpy(row)

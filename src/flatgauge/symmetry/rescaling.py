@@ -24,10 +24,12 @@ class Call:
     Attributes:
         arguments: By position.
         keywords: By name.
+        chosen: Takes from the model's output what counts.
     """
 
     arguments: tuple[Any, ...]
     keywords: dict[str, Any]
+    chosen: Callable[[Any], Any] = lambda output: output
 
     def __call__(self, model: nn.Module) -> list[Tensor]:
         """Call a model in eval mode, leaving no trace on it.
@@ -41,6 +43,7 @@ class Call:
         device = next(iter(model.parameters())).device
         with isolated(model, device), torch.no_grad():
             output = model(*copy.deepcopy(self.arguments), **copy.deepcopy(self.keywords))
+            output = self.chosen(output)
         return [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
 
     def changed(self, function: Callable[[Tensor], Tensor]) -> Call:
@@ -49,7 +52,7 @@ class Call:
             lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf,
             (self.arguments, self.keywords),
         )
-        return Call(arguments, keywords)
+        return Call(arguments, keywords, self.chosen)
 
     @property
     def tensors(self) -> list[Tensor]:

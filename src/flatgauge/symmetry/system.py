@@ -133,6 +133,8 @@ class System:
             shape = torch.broadcast_shapes(*(ids.shape for _, ids in members))
             named = self.fresh(shape, site)
             self._rows([*members, (-_ONE, named)])
+            if lone is not None:
+                self.links.append((lone, named))
             terms.append((_ONE, named))
         return Scale(scale.shape, tuple(terms))
 
