@@ -32,6 +32,7 @@ LAYERS = [
     ["measures"],
     ["report"],
     ["measuring"],
+    ["certificate"],
     ["demo", "command"],
     ["cli", "__init__"],
     ["__main__"],

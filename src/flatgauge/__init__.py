@@ -13,21 +13,25 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from flatgauge.certificate import Certificate, certify
     from flatgauge.datasets import load_dataset
     from flatgauge.estimators import Estimate
     from flatgauge.measures import catalogue
     from flatgauge.measuring import measure
     from flatgauge.report import Report
     from flatgauge.surface import LossSurface
-    from flatgauge.symmetry import GaugeGroup, find_gauge
+    from flatgauge.symmetry import GaugeGroup, balance, find_gauge
 
 # Names are looked up at first use, so that the command line answers before torch is loaded.
 _HOMES = {
+    "Certificate": "certificate",
     "Estimate": "estimators",
     "GaugeGroup": "symmetry",
     "LossSurface": "surface",
     "Report": "report",
+    "balance": "symmetry",
     "catalogue": "measures",
+    "certify": "certificate",
     "find_gauge": "symmetry",
     "load_dataset": "datasets",
     "measure": "measuring",
@@ -37,11 +41,14 @@ _HOMES = {
 _PACKAGES = ("curvature", "estimators", "measures", "symmetry")
 
 __all__ = [
+    "Certificate",
     "Estimate",
     "GaugeGroup",
     "LossSurface",
     "Report",
+    "balance",
     "catalogue",
+    "certify",
     "find_gauge",
     "load_dataset",
     "measure",

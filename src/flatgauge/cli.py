@@ -6,7 +6,7 @@ import os
 import sys
 from contextlib import redirect_stdout
 from importlib import metadata
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,6 +28,44 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an e
 Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads to use.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of everything random.")]
+Model = Annotated[str, typer.Argument(help="path/to/file.py:factory or package.module:factory.")]
+Data = Annotated[
+    str,
+    typer.Option(
+        help="digits, mnist:DIR, fashion-mnist:DIR, cifar10:DIR, a .npz, or file.py:factory."
+    ),
+]
+Weights = Annotated[
+    str | None, typer.Option(help="Checkpoint: .safetensors, or a .pt of tensors only.")
+]
+LossName = Annotated[
+    str,
+    typer.Option(
+        "--loss",
+        help="cross_entropy, mse, nll, l1, binary_cross_entropy, output (the model's own), "
+        "or file.py:function.",
+    ),
+]
+Split = Annotated[str, typer.Option(help="train or test.")]
+Limit = Annotated[int | None, typer.Option(help="Take only the first N samples.")]
+Mean = Annotated[str | None, typer.Option(help="Per channel, e.g. .485,.456,.406.")]
+Std = Annotated[str | None, typer.Option(help="Per channel, e.g. .229,.224,.225.")]
+Dtype = Annotated[
+    str | None, typer.Option(help="float32 or float64; the model's own if not given.")
+]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")]
+Memory = Annotated[str, typer.Option(help="What may be used, e.g. 2GiB.")]
+WeightDecay = Annotated[float, typer.Option(help="Adds ½ · this · ‖θ‖² to the loss.")]
+Measures = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--measure",
+        "-m",
+        help="A measure (see `flatgauge catalogue`), with options if wanted: "
+        "hessian_trace:tolerance=0.05; repeat for several.",
+        autocompletion=lambda: _measure_names(),
+    ),
+]
 
 
 def _version(asked: bool) -> None:
@@ -48,51 +86,25 @@ def common(
 
 @app.command(epilog="Example: flatgauge measure nets.py:lenet --weights lenet.pt --data mnist:data")
 def measure(
-    model: Annotated[
-        str, typer.Argument(help="path/to/file.py:factory or package.module:factory.")
-    ],
-    data: Annotated[
-        str,
-        typer.Option(
-            help="digits, mnist:DIR, fashion-mnist:DIR, cifar10:DIR, a .npz, or file.py:factory."
-        ),
-    ],
-    weights: Annotated[
-        str | None, typer.Option(help="Checkpoint: .safetensors, or a .pt of tensors only.")
-    ] = None,
-    loss: Annotated[
-        str,
-        typer.Option(
-            help="cross_entropy, mse, nll, l1, binary_cross_entropy, output (the model's own), "
-            "or file.py:function."
-        ),
-    ] = "cross_entropy",
-    measures: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--measure",
-            "-m",
-            help="A measure (see `flatgauge catalogue`), with options if wanted: "
-            "hessian_trace:tolerance=0.05; repeat for several. All if not given.",
-            autocompletion=lambda: _measure_names(),
-        ),
-    ] = None,
-    split: Annotated[str, typer.Option(help="train or test.")] = "train",
-    limit: Annotated[int | None, typer.Option(help="Take only the first N samples.")] = None,
-    mean: Annotated[str | None, typer.Option(help="Per channel, e.g. .485,.456,.406.")] = None,
-    std: Annotated[str | None, typer.Option(help="Per channel, e.g. .229,.224,.225.")] = None,
-    dtype: Annotated[
-        str | None, typer.Option(help="float32 or float64; the model's own if not given.")
-    ] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")] = "cpu",
-    memory: Annotated[str, typer.Option(help="What may be used, e.g. 2GiB.")] = "auto",
-    weight_decay: Annotated[float, typer.Option(help="Adds ½ · this · ‖θ‖² to the loss.")] = 0.0,
+    model: Model,
+    data: Data,
+    weights: Weights = None,
+    loss: LossName = "cross_entropy",
+    measures: Measures = None,
+    split: Split = "train",
+    limit: Limit = None,
+    mean: Mean = None,
+    std: Std = None,
+    dtype: Dtype = None,
+    device: Device = "cpu",
+    memory: Memory = "auto",
+    weight_decay: WeightDecay = 0.0,
     seed: Seed = 0,
     threads: Threads = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Measure how flat a trained model's minimum is."""
+    """Measure how flat a trained model's minimum is, by every measure or by those named."""
     import flatgauge as fg
     from flatgauge.command import open_surface, read_measures, set_threads
 
@@ -114,11 +126,86 @@ def measure(
             weight_decay=weight_decay,
             seed=seed,
         )
-        for note in notes:
-            typer.echo(f"note: {note}", err=True)
-        watched = sys.stderr.isatty()
-        report = fg.measure(surface, measures=wanted, seed=seed, progress=watched)
+        _tell(notes)
+        report = fg.measure(surface, measures=wanted, seed=seed, progress=sys.stderr.isatty())
     _print_report(report, json, notes)
+
+
+@app.command(
+    epilog="Example: flatgauge certify nets.py:lenet --weights lenet.pt --data mnist:data "
+    "--limit 200"
+)
+def certify(
+    model: Model,
+    data: Data,
+    weights: Weights = None,
+    loss: LossName = "cross_entropy",
+    measures: Measures = None,
+    every: Annotated[bool, typer.Option("--all", help="Certify every measure.")] = False,
+    trials: Annotated[int, typer.Option(min=1, help="Moves per group and kind of factor.")] = 3,
+    log2_range: Annotated[
+        float, typer.Option(help="How far scales are moved, in powers of two.")
+    ] = 6.0,
+    split: Split = "train",
+    limit: Limit = None,
+    mean: Mean = None,
+    std: Std = None,
+    dtype: Dtype = None,
+    device: Device = "cpu",
+    memory: Memory = "auto",
+    weight_decay: WeightDecay = 0.0,
+    seed: Seed = 0,
+    threads: Threads = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Rewrite a model in every way it allows and see which measures move; exit 1 if a claim fails.
+
+    Without -m, the measures that share the sweep are certified. The model must be invariant under
+    its own gauge group whatever the data: a few hundred samples (--limit) are enough.
+    """
+    import flatgauge as fg
+    from flatgauge.command import open_surface, read_measures, set_threads
+
+    set_threads(threads)
+    if every and measures:
+        raise ValueError("`--all` and `-m` exclude each other; give one of them.")
+    wanted = read_measures(measures or [])
+    with redirect_stdout(sys.stderr):
+        surface, notes = open_surface(
+            model=model,
+            weights=weights,
+            data=data,
+            loss=loss,
+            split=split,
+            limit=limit,
+            mean=mean,
+            std=std,
+            dtype=dtype,
+            device=device,
+            memory=memory,
+            weight_decay=weight_decay,
+            seed=seed,
+        )
+        _tell(notes)
+        certificate = fg.certify(
+            surface,
+            measures="all" if every else wanted,
+            trials=trials,
+            log2_range=log2_range,
+            seed=seed,
+            progress=sys.stderr.isatty(),
+        )
+    if json:
+        _print_json({"notes": notes} | certificate.to_dict())
+    elif sys.stdout.isatty():
+        from flatgauge.report.certificate import rich_print
+
+        rich_print(certificate)
+    else:
+        typer.echo(repr(certificate))
+    if not certificate.passed:
+        raise typer.Exit(1)
 
 
 @app.command(epilog="Example: flatgauge catalogue hessian_trace")
@@ -183,13 +270,24 @@ def _measure_names() -> list[str]:
     return [item.name for item in registry]
 
 
+def _tell(notes: list[str]) -> None:
+    """Write notes to stderr."""
+    for note in notes:
+        typer.echo(f"note: {note}", err=True)
+
+
+def _print_json(contents: dict[str, Any]) -> None:
+    """Print results for a program, with the command that they came from."""
+    import json
+
+    command = {"command": sys.argv[1:]}
+    typer.echo(json.dumps(command | contents, indent=2, ensure_ascii=False))
+
+
 def _print_report(report: Report, json: bool, notes: list[str]) -> None:
     """Print a report for a program, a person at a terminal, or a file."""
     if json:
-        import json as writer
-
-        contents = {"command": sys.argv[1:], "notes": notes} | report.to_dict()
-        typer.echo(writer.dumps(contents, indent=2, ensure_ascii=False))
+        _print_json({"notes": notes} | report.to_dict())
     elif sys.stdout.isatty():
         from flatgauge.report.table import rich_print
 

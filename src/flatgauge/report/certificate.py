@@ -111,3 +111,33 @@ def _furthest(rows: list[Row]) -> str:
 def _size(change: float) -> str:
     """A relative change: 0 where not one bit changed."""
     return "0" if change == 0 else f"{change:.0e}"
+
+
+def rich_print(certificate: Certificate) -> None:
+    """Print a certificate on a terminal, with colour where it has any.
+
+    Args:
+        certificate: The certificate.
+    """
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console()
+    console.print("\n".join(heading(certificate)), highlight=False, markup=False)
+    names, *rows = cells(certificate)
+    table = Table(header_style="bold")
+    for name in names:
+        table.add_column(name, no_wrap=name == "measure", overflow="fold")
+    for row in rows:
+        colours = {"✓": "green", "✗": "bold red"}
+        table.add_row(*(_coloured(escape(cell), colours.get(cell[:1], "")) for cell in row))
+    console.print(table)
+    *lines, verdict = tail(certificate)
+    console.print("\n".join(lines), style="dim", highlight=False, markup=False)
+    style = "bold green" if certificate.passed else "bold red"
+    console.print(verdict, style=style, highlight=False, markup=False)
+
+
+def _coloured(text: str, style: str) -> str:
+    return f"[{style}]{text}[/]" if style else text
