@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Generator, Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 
 Inputs = Tensor | dict[str, Tensor]
 
@@ -47,7 +46,7 @@ def randomise(model: nn.Module, generator: Generator) -> None:
         else:
             parameter.uniform_(0.5, 1.5, generator=generator)
     for module in model.modules():
-        if isinstance(module, _NormBase) and module.running_mean is not None:
+        if isinstance(module, nn.BatchNorm1d | nn.BatchNorm2d):
             module.running_mean.normal_(generator=generator).mul_(0.2)
             module.running_var.uniform_(0.5, 2.0, generator=generator)
 
