@@ -49,7 +49,12 @@ FEEDFORWARD: dict[str, Wild] = {
     ),
     # A local response norm follows the first two convolutions and pins them.
     "alexnet": vision(
-        "alexnet.AlexNet", 224, use_lrn=True, dim=sum([0, 0, 96, 96, 64, 4096, 4096]), **ALEX
+        "alexnet.AlexNet",
+        224,
+        use_lrn=True,
+        dim=sum([0, 0, 96, 96, 64, 4096, 4096]),
+        **ALEX,
+        pins=("add",),
     ),
     # The last convolution has 10 channels, a ReLU and a mean over the image: the outputs.
     "nin_cifar10": vision(

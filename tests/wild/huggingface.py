@@ -1,6 +1,7 @@
 """Models of Hugging Face transformers, from small configurations, fed by keyword.
 
-All return logits and nothing else by default, but for the encoder of T5: its last hidden state.
+All return logits and nothing else by default, but for the encoder of T5: its last hidden state. The
+root-mean-square norms of Llama and T5 are written out: it is the ε they add that pins.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ HUGGINGFACE: dict[str, Wild] = {
         ),
         tokens,
         dim=2 * attention(32) + 32,
-        pins=("gelu", "tanh"),
+        pins=("gelu", "layer_norm", "tanh"),
     ),
     # The same layer three times: its weights count once, its last layer norm is pinned by what
     # the second round adds to it. The embeddings have 16 channels and a layer norm that only the
@@ -65,6 +66,7 @@ HUGGINGFACE: dict[str, Wild] = {
         ),
         tokens,
         dim=16 + attention(32),
+        pins=("layer_norm", "tanh"),
     ),
     # Layer norms read the stream and pin it; in each layer two of them feed nothing but weights.
     # The last one is read by the embedding matrix, which the stream pins.
@@ -83,7 +85,7 @@ HUGGINGFACE: dict[str, Wild] = {
         ),
         tokens,
         dim=2 * (32 + attention(32) + 32),
-        pins=("tanh",),
+        pins=("layer_norm", "tanh"),
     ),
     # Two key-value heads of 8 for four query heads. Rotation ties dimensions d and d + 4 of a query
     # or key; the two query heads of a group follow their key. Values are not rotated. The gated
@@ -101,7 +103,7 @@ HUGGINGFACE: dict[str, Wild] = {
         ),
         tokens,
         dim=2 * (32 + 2 * (8 // 2) + 2 * 8 + 32 + 48) + 32,
-        pins=("silu",),
+        pins=("add", "silu"),
     ),
     # As GPT-2, but with ReLU in the MLP (64 channels), and the last norm gives the output.
     "t5_encoder": Wild(
@@ -117,6 +119,7 @@ HUGGINGFACE: dict[str, Wild] = {
         ),
         tokens,
         dim=2 * (32 + attention(32) + 32 + 64),
+        pins=("add",),
     ),
     # As GPT-2, but the last norm is read by the classifier.
     "vit": Wild(
@@ -130,7 +133,7 @@ HUGGINGFACE: dict[str, Wild] = {
         ),
         pixels,
         dim=2 * (32 + attention(32) + 32) + 32,
-        pins=("gelu",),
+        pins=("gelu", "layer_norm"),
     ),
     "hf_resnet": Wild(
         hugging(
@@ -162,6 +165,6 @@ HUGGINGFACE: dict[str, Wild] = {
         ),
         pixels,
         dim=sum([16 + 16, 2 * (32 + 32), 16, 32]),
-        pins=("gelu",),
+        pins=("gelu", "layer_norm"),
     ),
 }

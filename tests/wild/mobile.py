@@ -104,6 +104,7 @@ MOBILE: dict[str, Wild] = {
                 0,
             ]
         ),
+        pins=("add",),
     ),
     # The stem's channels stay in the stream to the end: a unit that halves the image appends its
     # pooled input to its own channels, the others add to all of them. Groups play no part.
@@ -149,6 +150,7 @@ MOBILE: dict[str, Wild] = {
                 normed(960, 1280),
             ]
         ),
+        pins=("clamp",),
     ),
     "regnety002": vision(
         "regnet.regnety002",
@@ -162,6 +164,7 @@ MOBILE: dict[str, Wild] = {
                 regnet(152, 368, new=True) + 6 * regnet(368, 368),
             ]
         ),
+        pins=("sigmoid",),
     ),
     # SiLU everywhere, in the gates as well, so these have nothing. The first unit has no 1×1 to
     # begin with.
@@ -181,5 +184,6 @@ MOBILE: dict[str, Wild] = {
                 1280,
             ]
         ),
+        pins=("sigmoid",),
     ),
 }

@@ -22,7 +22,7 @@ class Wild:
     build: Callable[[], nn.Module]
     feed: Callable[[Generator], Inputs]
     dim: int
-    pins: tuple[str, ...] = ()  # operations it must be told about
+    pins: tuple[str, ...] = ()  # the operations that stop scales, if there are any
 
     def model(self) -> nn.Module:
         """The network in eval mode with random weights, always the same."""

@@ -191,7 +191,10 @@ RESIDUAL: dict[str, Wild] = {
     ),
     # In front of the three stages that halve the image.
     "bam_resnet18": vision(
-        "bamresnet.bam_resnet18", 224, dim=sum([RESNET18, bam(64), bam(128), bam(256)])
+        "bamresnet.bam_resnet18",
+        224,
+        dim=sum([RESNET18, bam(64), bam(128), bam(256)]),
+        pins=("sigmoid",),
     ),
     # Streams have one scale altogether; before batch-norms there is still one per channel.
     "cbam_resnet18": vision(
@@ -205,6 +208,7 @@ RESIDUAL: dict[str, Wild] = {
                 512 + 1 + 2 * (basic(512) + cbam(512)),
             ]
         ),
+        pins=("sigmoid",),
     ),
     "resnesta10": vision(
         "resnesta.get_resnesta",
@@ -245,5 +249,6 @@ RESIDUAL: dict[str, Wild] = {
                 begin(128) + instance(128, inside=32),
             ]
         ),
+        pins=("instance_norm",),
     ),
 }

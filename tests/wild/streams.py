@@ -68,17 +68,27 @@ STREAMS: dict[str, Wild] = {
             ]
         ),
     ),
-    "dpn68": vision(
-        "dpn.dpn68",
-        224,
+    # The first two stages of DPN-68, with two units each, and a batch-norm at the end.
+    "dpn": vision(
+        "dpn.DPN",
+        56,
+        channels=[[64 + 3 * 16, 64 + 4 * 16], [128 + 3 * 32, 128 + 4 * 32]],
+        bws=[64, 128],
+        incs=[16, 32],
+        rs=[128, 256],
+        groups=32,
+        init_block_channels=10,
+        init_block_kernel_size=3,
+        init_block_padding=1,
+        b_case=False,
+        for_training=False,
+        test_time_pool=True,
         dim=sum(
             [
                 normed(10),
-                dual_path(10, 3, residual=64, growth=16, inside=128),
-                dual_path(64 + 5 * 16, 4, residual=128, growth=32, inside=256),
-                dual_path(128 + 6 * 32, 12, residual=256, growth=32, inside=512),
-                dual_path(256 + 14 * 32, 3, residual=512, growth=64, inside=1024),
-                512 + 5 * 64,
+                dual_path(10, 2, residual=64, growth=16, inside=128),
+                dual_path(64 + 4 * 16, 2, residual=128, growth=32, inside=256),
+                128 + 4 * 32,
             ]
         ),
     ),
