@@ -19,8 +19,10 @@ $(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e ".[data]"
 	@touch $@
 
+# Networks of other people for the tests, without dependencies: they would bring another torch.
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e ".[dev]"
+	$(PIP) --no-deps pytorchcv==0.0.74
 	@touch $@ $(VENV)/.run
 
 # Peers bring dependencies that do not import beside a CPU-only torch, so they come without them;
