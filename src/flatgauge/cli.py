@@ -163,7 +163,7 @@ def certify(
 
     Without -m, the measures that share the sweep are certified. The model must be invariant under
     its own gauge group whatever the data: a few hundred samples (--limit) are enough.
-    """
+    """  # noqa: DOC501
     import flatgauge as fg
     from flatgauge.command import open_surface, read_measures, set_threads
 

@@ -69,8 +69,8 @@ def measure(
     if progress is True:
         from flatgauge.report.progress import bar
 
-        with bar(surface) as listener:
-            return measure(surface, measures=measures, seed=seed, progress=listener)
+        with bar(surface) as shown:
+            return measure(surface, measures=measures, seed=seed, progress=shown)
     listener = progress if callable(progress) else None
     strict = measures is not None  # Asked for by name: the answer may be an error.
     estimates, sweep = estimates_of(surface, wanted, seed=seed, strict=strict, progress=listener)

@@ -5,6 +5,10 @@ from flatgauge.measures.kappa import kappa_max, kappa_sum, kappa_trace_max, kapp
 from flatgauge.measures.registry import GROUPS, Measure, catalogue, measure, registry
 from flatgauge.measures.relative_flatness import relative_flatness
 from flatgauge.measures.rho import rho_max, rho_sum
+from flatgauge.measures.riemannian import (
+    riemannian_max_eigenvalue,
+    riemannian_max_eigenvalue_nodewise,
+)
 from flatgauge.measures.sharpness import epsilon_sharpness, expected_sharpness
 
 __all__ = [
@@ -24,4 +28,6 @@ __all__ = [
     "relative_flatness",
     "rho_max",
     "rho_sum",
+    "riemannian_max_eigenvalue",
+    "riemannian_max_eigenvalue_nodewise",
 ]

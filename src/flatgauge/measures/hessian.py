@@ -11,8 +11,8 @@ from flatgauge.curvature import Hessian
 from flatgauge.curvature.blocks import Blocks, block_curvature
 from flatgauge.curvature.factors import SubBlock
 from flatgauge.curvature.summary import combined, told
-from flatgauge.estimators import Estimate, top_eigenvalues, trace
-from flatgauge.estimators.probes import required
+from flatgauge.estimators import Estimate, trace
+from flatgauge.functionals import top_eigenvalue
 from flatgauge.graph import UnsupportedGraphError
 from flatgauge.measures.registry import measure
 from flatgauge.surface import LossSurface
@@ -171,26 +171,10 @@ def hessian_max_eigenvalue(
         >>> round(hessian_max_eigenvalue(bowl([3.0, 1.0]), generator=generator).value, 6)
         3.0
     """
-    source = required(
-        generator,
-        caller="hessian_max_eigenvalue(surface)",
-        otherwise="call `fg.measure(surface, seed=0)`",
-    )
-    pairs = top_eigenvalues(
-        Hessian(surface), tolerance=tolerance, max_matvecs=max_matvecs, generator=source
-    )
-    largest, smallest = float(pairs.values[0]), pairs.opposite
-    notes = []
-    if -smallest > largest:
-        notes.append(
-            f"not a minimum: the Hessian has an eigenvalue of {smallest:.3g}, larger in size than "
-            "the largest positive one"
-        )
-    return Estimate(
-        largest,
-        bound=float(pairs.bounds[0]),
-        converged=pairs.converged,
-        details={"smallest": smallest, "residual": float(pairs.residuals[0])},
-        options={"tolerance": tolerance},
-        notes=tuple(notes),
+    return top_eigenvalue(
+        Hessian(surface),
+        caller="hessian_max_eigenvalue",
+        tolerance=tolerance,
+        max_matvecs=max_matvecs,
+        generator=generator,
     )

@@ -264,8 +264,8 @@ class GaugeGroup:
             )
         if move.log2.shape != (self.dim,):
             raise ValueError(
-                f"`move` has {len(move.log2)} scales, but this group has {self.dim}; a move belongs "
-                "to the group that made it."
+                f"`move` has {len(move.log2)} scales, but this group has {self.dim}; a move "
+                "belongs to the group that made it."
             )
         return move.log2
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 
 import torch
 from torch import Tensor, fx
@@ -102,13 +103,13 @@ def infer(graph: ModelGraph, state: Mapping[str, Tensor]) -> Inference:
             given = result if isinstance(result, list) else [result]
             uses.append(([ids for scale in given for _, ids in scale.terms], read))
     _follow(system, scales)
-    outputs = []
+    outputs: list[Scale] = []
     for node in (*graph.outputs, *graph.mutations):
-        result = found.get(node) if isinstance(node, fx.Node) else None
+        returned = found.get(node) if isinstance(node, fx.Node) else None
         if node in graph.outputs:
-            outputs += result if isinstance(result, list) else [result] if result else []
-        elif isinstance(result, Scale):
-            system.pin(result)
+            outputs += returned if isinstance(returned, list) else [returned] if returned else []
+        elif isinstance(returned, Scale):
+            system.pin(returned)
     return Inference(system, scales, followers, pins, outputs, uses)
 
 
@@ -223,7 +224,7 @@ def _overlapping(parameters: Mapping[str, Tensor]) -> set[str]:
             spans.append((storage.data_ptr(), first, last, name))
     spans.sort()
     found: set[str] = set()
-    for (home, _, end, name), (other, start, _, follower) in zip(spans, spans[1:], strict=False):
+    for (home, _, end, name), (other, start, _, follower) in pairwise(spans):
         if home == other and start < end:
             found |= {name, follower}
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,10 +136,8 @@ def largest_change(one: nn.Module, other: nn.Module, call: Call) -> float:
         return 0.0
     fine = call.changed(lambda t: t.double() if t.is_floating_point() else t)
     twins = [copy.deepcopy(model).double() for model in (one, other)]
-    try:
+    with suppress(RuntimeError):  # A model that insists on its own precision is compared there.
         pairs = list(zip(fine(twins[0]), fine(twins[1]), strict=True))
-    except RuntimeError:
-        pass  # A model that insists on its own precision is compared there.
     worst = 0.0
     for a, b in pairs:
         if not a.is_floating_point():

@@ -17,7 +17,7 @@ class _Watching(TorchDispatchMode):
     """Notes the signs of what every kinked activation reads."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.signs: list[Tensor] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -37,6 +37,7 @@ def relu_signs(model: nn.Module, call: Call) -> list[Tensor]:
     Returns:
         One tensor of truth values per activation, in the order in which they run.
     """
-    with _Watching() as watching:
+    watching = _Watching()
+    with watching:
         call(model)
     return watching.signs

@@ -28,7 +28,7 @@ class Values:
     @property
     def zero(self) -> NDArray[np.bool_]:
         """Which of them are zero."""
-        return self.mantissas == 0
+        return np.equal(self.mantissas, 0)
 
 
 @dataclass(frozen=True)

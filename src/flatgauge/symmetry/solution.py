@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from flatgauge.symmetry.scale import Scale, groups
 from flatgauge.symmetry.system import System
@@ -45,7 +46,7 @@ class Solution:
         """
         from scipy.sparse import csr_array, vstack
 
-        parts = [csr_array((0, self.basis.shape[1]))]
+        parts: list[Any] = [csr_array((0, self.basis.shape[1]))]
         for scale in scales:
             sets = groups(scale.terms)
             for members in sets:
@@ -53,9 +54,9 @@ class Solution:
                 corner = [(c, ids[(slice(0, 1),) * ids.dim()]) for c, ids in others]
                 terms = [*members, *corner]
                 arrays = torch.broadcast_tensors(*(ids for _, ids in terms))
-                stacked = torch.stack([ids.reshape(-1) for ids in arrays], 1).unique(dim=0)
+                stacked = distinct(torch.stack([ids.reshape(-1) for ids in arrays], 1))
                 parts.append(
-                    sum(  # type: ignore[arg-type]
+                    sum(
                         (
                             self.basis[self.classes[stacked[:, i].numpy()]] * float(c)
                             for i, (c, _) in enumerate(terms)
@@ -63,7 +64,23 @@ class Solution:
                         start=csr_array((len(stacked), self.basis.shape[1])),
                     )
                 )
-        return vstack(parts).tocsr()
+        whole: csr_array = vstack(parts).tocsr()
+        return whole
+
+
+def distinct(rows: Tensor) -> Tensor:
+    """The different rows of a matrix of whole numbers, in no particular order."""
+    if len(rows) < 2:
+        return rows
+    keys = np.zeros(len(rows), np.uint64)
+    for column in rows.numpy().astype(np.uint64).T:  # One number per row, far apart by chance.
+        keys = (keys ^ (keys >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9) + column
+    _, first, place = np.unique(keys, return_index=True, return_inverse=True)
+    chosen: Tensor = rows[torch.from_numpy(first)]
+    if torch.equal(chosen[torch.from_numpy(place)], rows):
+        return chosen
+    exact: Tensor = rows.unique(dim=0)
+    return exact
 
 
 def solve(system: System, visible: Iterable[Scale]) -> Solution:
@@ -85,7 +102,7 @@ def solve(system: System, visible: Iterable[Scale]) -> Solution:
     activation = np.repeat(~np.array(system.parameters), np.diff([*system.starts, system.count]))
     np.logical_or.at(kinds, classes, activation)
     rest, peeled = _peel(rows, ~kinds)
-    expressions = _eliminate(rest, kinds)
+    expressions = _eliminate(_different(rest), kinds)
     solved = {*expressions, *(int(i) for _, pivots, _ in peeled for i in pivots)}
     bound = np.zeros(count, bool)
     bound[list(solved)] = True
@@ -93,8 +110,8 @@ def solve(system: System, visible: Iterable[Scale]) -> Solution:
     free = np.flatnonzero(~bound)
     column = np.full(count, -1)
     column[free] = np.arange(len(free))
-    entries = [(k, column[i], float(v)) for k, e in expressions.items() for i, v in e.items()]
-    entries += [(i, j, 1.0) for j, i in enumerate(free)]
+    entries = [(k, int(column[i]), float(v)) for k, e in expressions.items() for i, v in e.items()]
+    entries += [(int(i), j, 1.0) for j, i in enumerate(free)]
     where = np.array([(k, j) for k, j, _ in entries], dtype=np.int64).reshape(-1, 2)
     values = np.array([v for _, _, v in entries])
     basis = csr_array((values, (where[:, 0], where[:, 1])), shape=(count, len(free)))
@@ -129,14 +146,13 @@ def _merged(system: System) -> tuple[NDArray[np.int64], NDArray[np.int64], csr_a
         graph = coo_array(
             (np.ones(len(edges)), (edges[:, 0], edges[:, 1])), shape=(system.count, system.count)
         )
-        _, classes = connected_components(graph, directed=False)
-        classes = classes.astype(np.int64)
+        classes = connected_components(graph, directed=False)[1].astype(np.int64)
         pinned = np.unique(classes[zeros.numpy()])
         size = int(classes.max()) + 1
         rows = csr_array((values, (left, classes[right])), shape=(count, size))
         keep = np.ones(size)
         keep[pinned] = 0
-        rows = (rows * keep[None, :]).tocsr()
+        rows = csr_array(rows * keep[None, :])
         rows.data[np.abs(rows.data) < 1e-9] = 0
         rows.eliminate_zeros()
         lengths = np.diff(rows.indptr)
@@ -158,10 +174,10 @@ def _triplets(
     """All sums as (equation, unknown, coefficient), each distinct equation once."""
     left, right, values, done = [], [], [], 0
     for rows, coefficients in system.sums:
-        distinct = rows.unique(dim=0) if len(rows) > 1 else rows
-        count, terms = distinct.shape
+        different = distinct(rows)
+        count, terms = different.shape
         left.append(np.repeat(np.arange(done, done + count), terms))
-        right.append(distinct.reshape(-1).numpy())
+        right.append(different.reshape(-1).numpy())
         values.append(np.tile([float(c) for c in coefficients], count))
         done += count
     if not left:
@@ -236,6 +252,25 @@ def _eliminate(rows: csr_array, activation: NDArray[np.bool_]) -> dict[int, Expr
     return solved
 
 
+def _different(rows: csr_array) -> csr_array:
+    """The different rows of a sparse matrix."""
+    lengths = np.diff(rows.indptr)
+    kept = []
+    for length in np.unique(lengths[lengths > 0]):
+        same = np.flatnonzero(lengths == length)
+        places = rows.indptr[same][:, None] + np.arange(length)[None, :]
+        numbers = np.concatenate(
+            [same[:, None], rows.indices[places], np.round(rows.data[places] * 2**20)], 1
+        ).astype(np.int64)
+        ordered = numbers[np.lexsort(numbers[:, 1:].T[::-1])]
+        new = np.ones(len(ordered), bool)
+        new[1:] = (ordered[1:, 1:] != ordered[:-1, 1:]).any(1)
+        kept.append(ordered[new, 0])
+    if not kept:
+        return rows[:0]
+    return rows[np.sort(np.concatenate(kept))]
+
+
 def _independent(rows: csr_array) -> NDArray[np.int64]:
     """A largest set of columns that are linearly independent on some rows."""
     found = np.zeros(rows.shape[1], bool)
@@ -249,6 +284,6 @@ def _independent(rows: csr_array) -> NDArray[np.int64]:
         found[lone] = True
         rows = (rows[lengths > 0] * (~found)[None, :].astype(float)).tocsr()
     # What no row shows alone is told apart by elimination: its pivots are independent.
-    pivots = _eliminate(rows, np.zeros(rows.shape[1], bool))
+    pivots = _eliminate(_different(rows), np.zeros(rows.shape[1], bool))
     found[list(pivots)] = True
     return np.flatnonzero(found)

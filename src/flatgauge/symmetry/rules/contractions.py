@@ -52,7 +52,7 @@ def _biased(reading: Reading, result: Scale, bias: Any) -> Scale:
 
 @rule("linear")
 def linear(reading: Reading) -> Result:
-    """y = x Wᵀ + b."""
+    """A linear map of the last axis: y = x Wᵀ + b."""
     x, weight = reading["input"], reading["weight"]
     if len(weight.shape) == 1:
         return _contract(reading, x, weight)
@@ -162,7 +162,7 @@ def attention(reading: Reading) -> Result:
 
 @rule("bilinear")
 def bilinear(reading: Reading) -> Result:
-    """y_o = Σ x_i W_oij z_j + b_o."""
+    """A form in two inputs: y_o = Σ x_i W_oij z_j + b_o."""
     one, other, weight = reading["input1"], reading["input2"], reading["weight"]
     dims = len(reading.shape)
     lead = reading.shape[:-1]

@@ -47,7 +47,7 @@ def group_norm(reading: Reading) -> Result:
 
 @rule("_weight_norm", "_weight_norm_interface")
 def weight_norm(reading: Reading) -> Result:
-    """g v / ‖v‖: every slice of v has a scale that does not matter."""
+    """Weight g v / ‖v‖: every slice of v has a scale that does not matter."""
     direction, size = reading["v"], reading["g"]
     axis = reading.arguments["dim"]
     others = [a for a in range(len(direction.shape)) if a != axis % len(direction.shape)]
