@@ -74,6 +74,21 @@ class Attention(nn.Module):
         return self.head((x + mixed).mean(1))
 
 
+class Branches(nn.Module):
+    """Two parallel branches of proportional weights (Tsuzuku et al. 2019, eq. 26-30)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(4, 5), nn.Linear(4, 5)
+        with torch.no_grad():
+            self.right.weight.copy_(2 * self.left.weight)
+            self.right.bias.copy_(2 * self.left.bias)
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(self.left(x)) + torch.relu(self.right(x)))
+
+
 def _mlp(*widths: int, bias: bool = True, activation: type[nn.Module] = nn.ReLU) -> nn.Module:
     layers: list[nn.Module] = []
     for index, (inner, outer) in enumerate(pairwise(widths)):
@@ -181,6 +196,7 @@ _BUILDERS: dict[str, Callable[[], Case]] = {
     "grouped and dilated conv": _grouped_dilated,
     "residual with batch-norm": lambda: _case(Residual(), (2, 4, 4)),
     "leaky relu with mse": lambda: _case(_mlp(3, 5, 4, 2, activation=nn.LeakyReLU), (3,), "mse"),
+    "proportional branches": lambda: _case(Branches(), (4,)),
     "gelu": lambda: _case(_mlp(4, 5, 4, 3, activation=nn.GELU), (4,), curved=("[02].*",)),
     "tied weights": lambda: _case(Tied(), (4,), curved=("first.weight",)),
     "attention": lambda: _case(Attention(), (5, 3), curved=("embed.*", "query.*", "key.*")),

@@ -32,6 +32,8 @@ LAYERS = [
     ["measures"],
     ["report"],
     ["measuring"],
+    ["retrial"],
+    ["judging"],
     ["certificate"],
     ["demo", "command"],
     ["cli", "__init__"],

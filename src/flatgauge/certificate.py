@@ -4,41 +4,31 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Generator, Tensor, nn
+from torch import Generator
 
 from flatgauge.curvature.taps import PARTS
-from flatgauge.estimators import Estimate
+from flatgauge.judging import MOVED, Judgement, judge
 from flatgauge.loss import prediction
-from flatgauge.measures import GROUPS, Measure, registry
-from flatgauge.measuring import estimates_of, wanted_of
+from flatgauge.measures import GROUPS, registry
+from flatgauge.measuring import wanted_of
 from flatgauge.report.certificate import certificate_text
+from flatgauge.retrial import Outcome, Retrial, Wanted
 from flatgauge.surface import LossSurface
 from flatgauge.symmetry.rescaling import Call
 from flatgauge.symmetry.rewriting import RESCALINGS, Rewritings, find_rewritings
-from flatgauge.symmetry.signs import relu_signs
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Progress = Callable[[str, int, int], None]
 
-#: What a change must exceed to count as one: below it, an unclaimed invariance "did not show".
-MOVED = 1e-3
-
 #: Samples on which outputs and signs are compared.
 _SAMPLES = 256
-
-#: How many of its own standard errors a random estimate may move.
-_ERRORS = 5.0
-
-#: How well a search from random starts finds its maximum again when the units change places.
-_SEARCH = 0.05
 
 #: The groups that keep every output.
 _KEEPING = ("layerwise", "nodewise", "rows", "permutation", "branches")
@@ -52,29 +42,29 @@ class Row:
         measure: Its name.
         group: The group.
         claimed: Whether the measure claims to be invariant to it.
-        change: The largest relative change under powers of two, for groups that rescale;
-            under any members for the others. None where the group does not apply.
-        allowed: What the claim allows.
-        change_any: The largest relative change under arbitrary factors, None where there are none.
-        allowed_any: What the claim allows there.
         before: The value as the model is given.
-        after: The value that is furthest from it.
         verdict: "holds", "FAILS", "moves" (not claimed, and it does), "still" (not claimed, and
             it did not), or "absent" (the model has no such group).
-        note: Why a group is absent or a value was not compared.
+        after: The value furthest from the one before, None where none was taken.
+        change: The largest relative change under powers of two, for groups that rescale; under
+            any members for the others. None where nothing was tried.
+        allowed: What a claim allows there.
+        change_any: The largest relative change under arbitrary factors, None where there are none.
+        allowed_any: What a claim allows there.
+        note: Why a group is absent, or what else the reader must know.
     """
 
     measure: str
     group: str
     claimed: bool
+    before: float
+    verdict: str
+    after: float | None
     change: float | None
     allowed: float
     change_any: float | None
     allowed_any: float
-    before: float
-    after: float
-    verdict: str
-    note: str = ""
+    note: str
 
 
 @dataclass(frozen=True)
@@ -250,7 +240,7 @@ def certify(
 
 def _certified(
     twin: LossSurface,
-    wanted: list[tuple[Measure, dict[str, Any]]],
+    wanted: Wanted,
     measures: Any,
     trials: int,
     log2_range: float,
@@ -266,17 +256,17 @@ def _certified(
         for exact in ((True, False) if group in RESCALINGS else (False,))
         for _ in range(trials)
     ]
-    trial = _Trial(twin, wanted, call, seed, strict=measures not in (None, "all"))
-    moved: dict[tuple[str, bool], list[_Outcome]] = {}
+    retrial = Retrial(twin, wanted, call, seed, strict=measures not in (None, "all"))
+    moved: dict[tuple[str, bool], list[Outcome]] = {}
     for done, (group, exact) in enumerate(plan):
         if progress is not None:
             progress(f"{group}", done, len(plan))
         generator = Generator().manual_seed(seed * 10_007 + done)
-        outcome = trial.after(rewritings.draws[group](generator, exact))
+        outcome = retrial.after(rewritings.draws[group](generator, exact))
         moved.setdefault((group, exact), []).append(outcome)
     return Certificate(
-        rows=tuple(_rows(trial, wanted, rewritings, moved, twin.dtype)),
-        kept=tuple(_kept(group, moved, trial.signs, twin.dtype) for group in rewritings.draws),
+        rows=tuple(_rows(retrial, wanted, rewritings, moved)),
+        kept=tuple(_kept(group, moved, retrial) for group in rewritings.draws),
         scales=rewritings.gauge.dim,
         pinned=tuple(str(pin) for pin in rewritings.gauge.pinned),
         model=type(twin.model).__name__,
@@ -288,144 +278,35 @@ def _certified(
     )
 
 
-@dataclass(frozen=True)
-class _Outcome:
-    """What one move did."""
-
-    estimates: dict[str, Estimate]
-    outputs: float
-    loss: float
-    flipped: int
-
-
-class _Trial:
-    """A surface measured as it is, and again after every move."""
-
-    def __init__(
-        self,
-        twin: LossSurface,
-        wanted: list[tuple[Measure, dict[str, Any]]],
-        call: Call,
-        seed: int,
-        *,
-        strict: bool,
-    ) -> None:
-        self._twin, self._wanted, self._call = twin, wanted, call
-        self._seed, self._strict = seed, strict
-        self._state = {k: v.detach().clone() for k, v in _state(twin.model).items()}
-        self.before = self._measured()
-        self._outputs = call(twin.model)
-        self._loss = twin.value()
-        self._signs = relu_signs(twin.model, call)
-        self.signs = sum(s.numel() for s in self._signs)
-
-    def after(self, rewrite: Callable[[nn.Module], None]) -> _Outcome:
-        """Rewrite the model, measure again, and put it back."""
-        try:
-            rewrite(self._twin.model)
-            outputs = self._call(self._twin.model)
-            loss = self._twin.value()
-            signs = relu_signs(self._twin.model, self._call)
-            return _Outcome(
-                self._measured(),
-                outputs=_change(self._outputs, outputs),
-                loss=relative(self._loss, loss),
-                flipped=sum(int((a != b).sum()) for a, b in zip(self._signs, signs, strict=False)),
-            )
-        finally:
-            with torch.no_grad():
-                for name, tensor in _state(self._twin.model).items():
-                    tensor.copy_(self._state[name])
-
-    def _measured(self) -> dict[str, Estimate]:
-        found, _ = estimates_of(self._twin, self._wanted, seed=self._seed, strict=self._strict)
-        return found
-
-
 def _rows(
-    trial: _Trial,
-    wanted: list[tuple[Measure, dict[str, Any]]],
+    retrial: Retrial,
+    wanted: Wanted,
     rewritings: Rewritings,
-    moved: dict[tuple[str, bool], list[_Outcome]],
-    dtype: torch.dtype,
-) -> list[Row]:
+    moved: dict[tuple[str, bool], list[Outcome]],
+) -> Iterator[Row]:
     """One row for every measure and group."""
-    rows = []
     for item, _ in wanted:
-        before = trial.before[item.name]
+        value = retrial.before[item.name].value
         for group in GROUPS:
             claimed = group in item.invariant_to
-            empty = Row(
-                item.name, group, claimed, None, 0.0, None, 0.0, before.value, before.value, ""
+            exact, other = moved.get((group, True), []), moved.get((group, False), [])
+            absent = rewritings.absent.get(group)
+            if group == "output_shift" and max((o.loss for o in other), default=0.0) > MOVED:
+                absent = "the loss sees a shift of the outputs: it is another function"
+            judged = (
+                Judgement("absent", note=absent)
+                if absent
+                else judge(item.name, group, retrial, exact, other, claimed=claimed)
             )
-            if group in rewritings.absent:
-                note = rewritings.absent[group]
-                rows.append(replace(empty, verdict="absent", note=note))
-            elif group == "output_shift" and _seen(moved[group, False]):
-                note = "the loss sees a shift of the outputs: it is another function"
-                rows.append(replace(empty, verdict="absent", note=note))
-            else:
-                exact = [o.estimates[item.name] for o in moved.get((group, True), [])]
-                other = [o.estimates[item.name] for o in moved.get((group, False), [])]
-                rows.append(_judged(empty, before, exact, other, dtype))
-    return rows
+            yield Row(item.name, group, claimed, value, **vars(judged))
 
 
-def _judged(
-    row: Row, before: Estimate, exact: list[Estimate], other: list[Estimate], dtype: torch.dtype
-) -> Row:
-    """Fill in what a measure did under one group, and judge its claim."""
-    if math.isnan(before.value) or any(math.isnan(e.value) for e in (*exact, *other)):
-        note = next((n for e in (before, *exact, *other) for n in e.notes), "")
-        return replace(row, verdict="FAILS" if row.claimed else "absent", note=note)
-    main, second = (exact, other) if exact else (other, [])
-    fine = dtype is torch.float64
-    rounding = 1e-10 if fine else 1e-5
-    change, allowed = _worst(before, main, 0.0 if exact else rounding, solver=not exact)
-    change_any, allowed_any = _worst(before, second, rounding, solver=fine)
-    if row.group == "permutation" and before.lower_bound:
-        allowed = max(allowed, _SEARCH)
-    ahead = change <= allowed and (not second or change_any <= allowed_any)
-    if row.claimed:
-        verdict = "holds" if ahead else "FAILS"
-    else:
-        verdict = "moves" if max(change, change_any) > MOVED else "still"
-    furthest = max((*exact, *other), key=lambda e: relative(before.value, e.value))
-    return replace(
-        row,
-        change=change,
-        allowed=allowed,
-        change_any=change_any if second else None,
-        allowed_any=allowed_any,
-        after=furthest.value,
-        verdict=verdict,
-    )
-
-
-def _worst(
-    before: Estimate, after: list[Estimate], rounding: float, *, solver: bool
-) -> tuple[float, float]:
-    """The largest relative change, and what is allowed for the estimate it came from."""
-    worst, allowed = 0.0, math.inf
-    for estimate in after:
-        change = relative(before.value, estimate.value)
-        size = abs(before.value) or 1.0
-        noise = _ERRORS * (before.stderr + estimate.stderr) / size
-        bound = 10 * max(before.bound or 0.0, estimate.bound or 0.0) / size if solver else 0.0
-        limit = max(rounding, bound) + noise
-        if change - limit >= worst - allowed:
-            worst, allowed = change, limit
-    return worst, allowed if after else rounding
-
-
-def _kept(
-    group: str, moved: dict[tuple[str, bool], list[_Outcome]], signs: int, dtype: torch.dtype
-) -> Kept:
+def _kept(group: str, moved: dict[tuple[str, bool], list[Outcome]], retrial: Retrial) -> Kept:
     """What a group did to the function."""
     exact, other = moved.get((group, True), []), moved.get((group, False), [])
     outputs = max((o.outputs for o in exact), default=None)
     outputs_any = max((o.outputs for o in other), default=None)
-    rounding = 1e-9 if dtype is torch.float64 else 1e-4
+    rounding = 1e-9 if retrial.double else 1e-4
     rescaled = group in RESCALINGS
     return Kept(
         group=group,
@@ -434,35 +315,9 @@ def _kept(
         outputs_any=outputs_any,
         loss=max(o.loss for o in (*exact, *other)),
         flipped=sum(o.flipped for o in other) if rescaled else 0,
-        signs=signs * len(other) if rescaled else 0,
+        signs=retrial.signs * len(other) if rescaled else 0,
         held=group not in _KEEPING or max(outputs or 0.0, outputs_any or 0.0) <= rounding,
     )
-
-
-def _seen(outcomes: list[_Outcome]) -> bool:
-    """Whether the loss changed."""
-    return max(outcome.loss for outcome in outcomes) > MOVED
-
-
-def relative(before: float, after: float) -> float:
-    """How much a number changed, beside its size."""
-    if before == after:
-        return 0.0
-    return abs(after - before) / abs(before) if before else math.inf
-
-
-def _change(before: list[Tensor], after: list[Tensor]) -> float:
-    """The largest change of any output, beside the largest output."""
-    worst = 0.0
-    for one, other in zip(before, after, strict=True):
-        if not torch.equal(one, other):
-            size = float(one.double().abs().max())
-            worst = max(worst, float((one.double() - other.double()).abs().max()) / (size or 1.0))
-    return worst
-
-
-def _state(model: nn.Module) -> dict[str, Tensor]:
-    return dict(model.named_parameters()) | dict(model.named_buffers())
 
 
 def _call(surface: LossSurface) -> Call:
@@ -477,7 +332,7 @@ def _call(surface: LossSurface) -> Call:
     return Call(arguments, keywords)
 
 
-def _wanted(measures: Any) -> list[tuple[Measure, dict[str, Any]]]:
+def _wanted(measures: Any) -> Wanted:
     """The measures to certify."""
     if measures is None:
         return [(item, {}) for item in registry if set(item.needs) & set(PARTS)]

@@ -124,6 +124,10 @@ class Objective:
             if self.listener is not None:
                 self.listener(chunk.samples)
 
+    def forget_costs(self) -> None:
+        """Measure anew what graphs take: the precision has changed."""
+        self._bytes = None
+
     def graph_bytes(self, samples: int) -> float:
         """What the twice-differentiable graph of a chunk takes, measured on a few samples."""
         if self._bytes is None:

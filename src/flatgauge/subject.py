@@ -60,6 +60,13 @@ class Subject:
         """The same model in double precision."""
         return self if self.dtype is torch.float64 else Subject(self.model, torch.float64)
 
+    def convert(self, dtype: torch.dtype) -> None:
+        """Compute in another precision from now on, the model included."""
+        self.model.to(dtype)
+        self.dtype = dtype
+        self.leaves = ()
+        self.refresh()
+
     def refresh(self) -> bool:
         """Read the model again if its parameters or buffers changed.
 

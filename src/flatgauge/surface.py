@@ -372,14 +372,21 @@ class LossSurface:
             f"p={self.size}, {str(self.dtype).removeprefix('torch.')} on {self.device})"
         )
 
-    def twin(self) -> LossSurface:
+    def twin(self, dtype: torch.dtype | None = None) -> LossSurface:
         """The same loss and data on a copy of the model, which may be changed at will.
 
+        Args:
+            dtype: Precision of the computation and of the copy; None for this surface's own.
+
         Returns:
-            A surface whose `model` is a copy in the precision of the computation.
+            The surface; its `model` is the copy.
         """
         other = copy.deepcopy(self, {id(self._batches): self._batches})
-        other.model.to(self.dtype)
+        other._subject.convert(dtype or self.dtype)
+        other._objective.forget_costs()
+        other._chunk = self.most_samples
+        other._second_order.release()
+        other._value = other._gradient = None
         return other
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LossSurface:

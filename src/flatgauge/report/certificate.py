@@ -73,6 +73,8 @@ def tail(certificate: Certificate) -> list[str]:
     ]
     absent = {row.group: row.note for row in certificate.rows if row.verdict == "absent"}
     lines += [f"{group}: not tried, as {note}" for group, note in absent.items()]
+    told = [row for row in certificate.rows if row.note and row.verdict != "absent"]
+    lines += [f"{row.measure} under {row.group}: {row.note}" for row in told]
     lines += [f"pinned: {pin}" for pin in certificate.pinned]
     lines += [f"note: {note}" for note in certificate.notes]
     claims = [row for row in certificate.rows if row.claimed and row.verdict != "absent"]
@@ -101,11 +103,9 @@ def _cell(row: Row) -> str:
 
 def _furthest(rows: list[Row]) -> str:
     """The value that moves which change no output took an unprotected measure to."""
-    moved = [row for row in rows if row.verdict in ("moves", "FAILS")]
-    if not moved:
-        return ""
-    ratios = [(abs(row.after / row.before) if row.before else 0.0, row.after) for row in moved]
-    return f"{max(ratios)[1]:.3g}"
+    moved = [row.after for row in rows if row.verdict in ("moves", "FAILS")]
+    found = [value for value in moved if value is not None]
+    return f"{max(found, key=abs):.3g}" if found else ""
 
 
 def _size(change: float) -> str:

@@ -1,0 +1,130 @@
+"""Judge whether a measure stood still where it claims to."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from flatgauge.estimators import Estimate
+from flatgauge.retrial import Outcome, Retrial, relative
+
+#: What a change must exceed to count as one: below it, an unclaimed invariance "did not show".
+MOVED = 1e-3
+
+#: What arbitrary factors and reordered sums may change in single and in double precision.
+SINGLE, DOUBLE = 1e-5, 1e-10
+
+#: How many of its own standard errors a random estimate may move.
+_ERRORS = 5.0
+
+#: How well a search from random starts finds its maximum again when the units change places.
+_SEARCH = 0.05
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """What a measure did under a group of rewritings.
+
+    Attributes:
+        verdict: "holds", "FAILS", "moves" (not claimed, and it does), "still" (not claimed, and
+            it did not), or "absent" (the model has no such group).
+        after: The value furthest from the one before, None where none was taken.
+        change: The largest relative change under powers of two, for groups that rescale; under
+            any members for the others. None where nothing was tried.
+        allowed: What a claim allows there.
+        change_any: The largest relative change under arbitrary factors, None where there are none.
+        allowed_any: What a claim allows there.
+        note: Why a group is absent, or what else the reader must know.
+    """
+
+    verdict: str
+    after: float | None = None
+    change: float | None = None
+    allowed: float = 0.0
+    change_any: float | None = None
+    allowed_any: float = 0.0
+    note: str = ""
+
+
+def judge(
+    name: str,
+    group: str,
+    retrial: Retrial,
+    exact: list[Outcome],
+    other: list[Outcome],
+    *,
+    claimed: bool,
+) -> Judgement:
+    """Judge one measure under one group.
+
+    Powers of two must not change one bit; everything else may change what rounding changes. In
+    single precision rounding can push a ReLU over its kink, and the measure then jumps although
+    it is invariant: such a move is measured again in double precision and judged there.
+
+    Args:
+        name: The measure.
+        group: The group.
+        retrial: The measures before.
+        exact: What powers of two did.
+        other: What other members did.
+        claimed: Whether the measure claims the group.
+
+    Returns:
+        The judgement.
+    """
+    before = retrial.before[name]
+    estimates = [outcome.estimates[name] for outcome in (*exact, *other)]
+    broken = next((e for e in (before, *estimates) if math.isnan(e.value)), None)
+    if broken is not None:
+        verdict = "FAILS" if claimed and broken is not before else "absent"
+        return Judgement(verdict, note="; ".join(broken.notes))
+    rounding = DOUBLE if retrial.double else SINGLE
+    bits = _worst((before, e) for e in _of(exact, name))
+    loose = _worst(
+        ((before, e) for e in _of(other, name)),
+        rounding,
+        solver=retrial.double or not exact,
+        search=_SEARCH if group == "permutation" and before.lower_bound else 0.0,
+    )
+    note = ""
+    if claimed and not retrial.double and loose[0] > loose[1]:
+        pairs = [retrial.confirmed(outcome, name) for outcome in other]
+        fine = _worst(pairs, DOUBLE, solver=True)
+        if fine[0] <= fine[1]:
+            signs = sum(outcome.flipped for outcome in other) if exact else 0
+            flips = f" ({signs} ReLU signs flipped)" if signs else ""
+            note = f"rounding of float32 moves it by {loose[0]:.0e}{flips}; judged in float64"
+            loose = fine
+    held = bits[0] <= bits[1] and loose[0] <= loose[1]
+    furthest = max(estimates, key=lambda e: relative(before.value, e.value))
+    moved = max(relative(before.value, e.value) for e in estimates) > MOVED
+    verdict = ("holds" if held else "FAILS") if claimed else ("moves" if moved else "still")
+    judgement = Judgement(verdict, after=furthest.value, note=note)
+    if not exact:
+        return replace(judgement, change=loose[0], allowed=loose[1])
+    judgement = replace(judgement, change=bits[0], allowed=bits[1])
+    return replace(judgement, change_any=loose[0], allowed_any=loose[1]) if other else judgement
+
+
+def _of(outcomes: list[Outcome], name: str) -> list[Estimate]:
+    return [outcome.estimates[name] for outcome in outcomes]
+
+
+def _worst(
+    pairs: Iterable[tuple[Estimate, Estimate]],
+    rounding: float = 0.0,
+    *,
+    solver: bool = False,
+    search: float = 0.0,
+) -> tuple[float, float]:
+    """The relative change that exceeds most what is allowed for it, and what is allowed."""
+    worst, allowed = 0.0, math.inf
+    for before, after in pairs:
+        change, size = relative(before.value, after.value), abs(before.value) or 1.0
+        noise = _ERRORS * (before.stderr + after.stderr) / size
+        bound = 10 * max(before.bound or 0.0, after.bound or 0.0) / size if solver else 0.0
+        limit = max(rounding, bound, search) + noise
+        if change - limit >= worst - allowed:
+            worst, allowed = change, limit
+    return worst, allowed

@@ -1,0 +1,309 @@
+"""The certificate: what it proves, and what it must reject."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from cases import build
+from torch import Tensor, nn
+from zoo import images, trained
+
+import flatgauge as fg
+from flatgauge import LossSurface, certify
+from flatgauge.estimators import Estimate
+from flatgauge.measures import Measure, registry
+from flatgauge.symmetry.rules import RULES
+
+
+def verdicts(certificate: fg.Certificate) -> dict[tuple[str, str], str]:
+    return {(row.measure, row.group): row.verdict for row in certificate.rows}
+
+
+@pytest.fixture
+def claiming(monkeypatch):
+    """Lets a measure claim other groups than it does."""
+
+    def claim(name: str, *groups: str) -> None:
+        changed = replace(registry[name], invariant_to=frozenset(groups))
+        monkeypatch.setitem(registry._measures, name, changed)
+
+    return claim
+
+
+# -- what it must reject ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("group", ["layerwise", "nodewise", "rows"])
+def test_the_trace_is_rejected_under_every_rescaling(group, claiming):
+    claiming("hessian_trace", group)
+    certificate = certify(build("mlp").surface(), measures=["hessian_trace"], trials=1)
+    assert not certificate.passed
+    (row,) = certificate.failures
+    assert (row.measure, row.group) == ("hessian_trace", group)
+    assert abs(row.after) > 2 * row.before
+    assert f"FAILED: 1 of 1 claims do not hold: hessian_trace under {group}" in repr(certificate)
+
+
+@pytest.mark.parametrize("name", ["kappa_trace_sum", "riemannian_max_eigenvalue"])
+def test_a_measure_per_tensor_is_rejected_under_nodewise_moves(name, claiming):
+    claiming(name, "layerwise", "nodewise")
+    certificate = certify(build("conv and max-pool").surface(), measures=[name], trials=1)
+    assert verdicts(certificate)[name, "layerwise"] == "holds"
+    assert verdicts(certificate)[name, "nodewise"] == "FAILS"
+    assert not certificate.passed
+
+
+@pytest.mark.parametrize(
+    ("power", "allowed"), [(1e-15, False), (0.0, True)], ids=["one bit", "no bit"]
+)
+def test_powers_of_two_are_held_to_the_last_bit(power, allowed, monkeypatch):
+    """A measure that moves in its last bits, with the size of the first weight."""
+
+    def nearly(surface: LossSurface) -> Estimate:
+        size = float(surface.point[0].abs().log2())
+        return Estimate(1.0 + power * round(size))
+
+    item = Measure("nearly", "", "", "", "", "", frozenset({"nodewise"}), "", ("trace",), nearly)
+    monkeypatch.setitem(registry._measures, "nearly", item)
+    certificate = certify(build("mlp").surface(), measures=["nearly"], trials=3)
+    assert certificate.passed == allowed
+
+
+def test_a_claim_of_output_scale_is_tried(claiming):
+    claiming("hessian_trace", "output_scale")
+    certificate = certify(build("mlp").surface(), measures=["hessian_trace"], trials=1)
+    assert verdicts(certificate)["hessian_trace", "output_scale"] == "FAILS"
+
+
+@pytest.mark.parametrize(("spread", "passes"), [(5.0, True), (1e-3, False)])
+def test_a_random_estimate_is_allowed_its_own_error_and_no_more(spread, passes, monkeypatch):
+    def noisy(surface: LossSurface, *, generator: torch.Generator) -> Estimate:
+        shift = float(surface.point[:20].square().sum().log2())  # Moves with the scales.
+        return Estimate(100.0 + shift, stderr=spread)
+
+    item = Measure("noisy", "", "", "", "", "", frozenset({"nodewise"}), "", (), noisy)
+    monkeypatch.setitem(registry._measures, "noisy", item)
+    certificate = certify(build("mlp").surface(), measures=["noisy"], trials=2)
+    assert certificate.passed == passes
+
+
+def test_moves_that_change_the_function_fail_the_certificate(monkeypatch):
+    """A wrong rule is caught before anything is measured."""
+    monkeypatch.setitem(RULES, "sigmoid", RULES["relu"])
+    model = nn.Sequential(nn.Linear(3, 4), nn.Sigmoid(), nn.Linear(4, 2))
+    surface = LossSurface(model, "cross_entropy", (torch.randn(6, 3), torch.arange(6) % 2))
+    with pytest.raises(ValueError, match="a rescaled copy of the model gives other outputs"):
+        certify(surface)
+
+
+# -- what it says -----------------------------------------------------------------------------
+
+
+def test_it_shows_how_far_unprotected_measures_were_pushed():
+    certificate = certify(build("mlp").surface(), log2_range=10)
+    rows = {(row.measure, row.group): row for row in certificate.rows}
+    trace, rho = rows["hessian_trace", "nodewise"], rows["rho_sum", "nodewise"]
+    assert trace.verdict == "moves"
+    assert trace.after > 1000 * trace.before
+    assert (rho.verdict, rho.change, rho.after) == ("holds", 0.0, pytest.approx(rho.before))
+    (kept,) = (kept for kept in certificate.kept if kept.group == "nodewise")
+    assert kept.outputs == 0.0
+    assert kept.outputs_any < 1e-14
+    assert kept.loss < 1e-14
+    assert "pushed to" in repr(certificate)
+
+
+def test_by_default_it_runs_the_measures_of_the_sweep_and_all_on_request():
+    surface = build("mlp").surface()
+    swept = {row.measure for row in certify(surface, trials=1).rows}
+    assert swept == {
+        *("hessian_trace", "kappa_trace_max", "kappa_trace_sum", "relative_flatness"),
+        *("rho_max", "rho_sum"),
+    }
+    everything = {row.measure for row in certify(surface, measures="all", trials=1).rows}
+    assert everything == {item.name for item in registry}
+
+
+def test_options_of_measures_are_passed_on():
+    certificate = certify(
+        build("mlp").surface(), measures={"rho_max": {"side": "incoming"}}, trials=1
+    )
+    expected = fg.measures.rho_max(build("mlp").surface(), side="incoming").value
+    assert certificate.rows[0].before == expected
+
+
+def test_frame_and_json_hold_everything(tmp_path):
+    certificate = certify(build("mlp").surface(), measures=["rho_sum"], trials=1)
+    frame = certificate.to_frame()
+    assert list(frame["group"]) == list(fg.measures.GROUPS)
+    assert {"claimed", "change", "allowed", "verdict", "before", "after"} <= set(frame.columns)
+    certificate.to_json(tmp_path / "certificate.json")
+    contents = json.loads((tmp_path / "certificate.json").read_text())
+    assert contents["passed"] is True
+    assert contents["scales"] == 9
+    assert len(contents["rows"]) == 7
+
+
+def test_a_shift_that_the_loss_sees_is_no_rewriting():
+    certificate = certify(build("leaky relu with mse").surface(), measures=["rho_sum"], trials=1)
+    row = next(row for row in certificate.rows if row.group == "output_shift")
+    assert row.verdict == "absent"
+    assert "the loss sees a shift" in row.note
+    assert certificate.passed
+
+
+def test_flipped_signs_are_counted_in_single_precision():
+    """A hidden unit exactly at its kink: arbitrary factors push some samples over."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8, bias=False), nn.ReLU(), nn.Linear(8, 3))
+    with torch.no_grad():
+        model[0].weight[:, 1] = -model[0].weight[:, 0]  # x0 = x1 cancels up to rounding
+        model[0].weight[:, 2:] = 0
+    inputs = torch.randn(200, 6) * 3
+    inputs[:, 1] = inputs[:, 0] * (1 + 1e-7 * torch.randn(200))
+    surface = LossSurface(model, "cross_entropy", (inputs, torch.randint(0, 3, (200,))))
+    certificate = certify(surface, measures=["hessian_trace"], trials=2)
+    kept = {kept.group: kept for kept in certificate.kept}
+    assert kept["nodewise"].outputs == 0.0
+    assert kept["nodewise"].signs == 2 * 200 * 8
+    assert kept["nodewise"].flipped >= 0
+    assert kept["permutation"].signs == 0
+
+
+def test_the_surface_and_its_model_are_left_alone():
+    case = build("residual with batch-norm")
+    case.model.train()
+    surface = case.surface()
+    before = {name: t.clone() for name, t in case.model.state_dict().items()}
+    state = torch.get_rng_state()
+    value = surface.value()
+    first = certify(surface, measures=["rho_sum"], trials=1)
+    second = certify(surface, measures=["rho_sum"], trials=1)
+    assert first == second
+    assert surface.value() == value
+    assert case.model.training
+    assert torch.equal(torch.get_rng_state(), state)
+    after = case.model.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert all(p.grad is None for p in case.model.parameters())
+
+
+def test_progress_is_told():
+    seen = []
+    certify(
+        build("mlp").surface(),
+        measures=["rho_sum"],
+        trials=1,
+        progress=lambda name, done, total: seen.append((name, done, total)),
+    )
+    assert [done for _, done, _ in seen] == list(range(len(seen)))
+    assert {total for _, _, total in seen} == {len(seen)}
+    assert ("nodewise", 2, 10) in seen
+
+
+@pytest.mark.parametrize("trials", [0, -1, True, 1.5])
+def test_trials_must_be_a_positive_whole_number(trials):
+    with pytest.raises(ValueError, match=rf"`trials={trials!r}` must be a whole number"):
+        certify(build("mlp").surface(), trials=trials)
+
+
+def test_it_needs_a_surface_and_measures_that_exist():
+    with pytest.raises(TypeError, match=r"`surface` is a Linear; make one with LossSurface"):
+        certify(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="there is no measure `rho_median`"):
+        certify(build("mlp").surface(), measures=["rho_median"])
+    with pytest.raises(TypeError, match=r"`measures='rho_sum'` is one string; pass a list"):
+        certify(build("mlp").surface(), measures="rho_sum")
+
+
+# -- models of many kinds ---------------------------------------------------------------------
+
+
+class Dictionary(nn.Module):
+    """Returns what a loss reads, and what it does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.head = nn.Linear(4, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        hidden = torch.relu(self.hidden(x))
+        return {"logits": self.head(hidden), "hidden": hidden}
+
+
+def test_outputs_that_the_loss_does_not_read_pin_nothing():
+    data = torch.randn(9, 4), torch.arange(9) % 3
+    certificate = certify(LossSurface(Dictionary(), "cross_entropy", data), trials=1)
+    assert certificate.scales == 6
+    assert certificate.passed
+    assert fg.find_gauge(Dictionary(), data[0]).dim == 0  # As a model, it shows its hidden units.
+
+
+def test_a_model_that_computes_its_own_loss():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=20,
+        hidden_size=8,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=12,
+        hidden_act="relu",
+        num_labels=3,
+    )
+    torch.manual_seed(0)
+    model = transformers.BertForSequenceClassification(config)
+    batch = {"input_ids": torch.randint(0, 20, (6, 5)), "labels": torch.arange(6) % 3}
+    surface = LossSurface(model, None, [batch], dtype=torch.float64)
+    certificate = certify(surface, measures=["hessian_max_eigenvalue"], trials=1)
+    # q·k: 8, v·out: 8, relu: 12, and the two layer norms' inputs are pinned.
+    assert certificate.scales == 8 + 8 + 12
+    assert certificate.passed
+    assert any("layer_norm" in pin for pin in certificate.pinned)
+
+
+def test_a_frozen_backbone():
+    case = build("mlp")
+    case.model[0].requires_grad_(False)
+    certificate = certify(case.surface(), trials=1)
+    assert certificate.passed
+    assert certificate.scales == 9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "samples", "scales"),
+    [
+        ("resnet20", 16, 1088),
+        ("resnet56", 4, 3104),
+        ("lenet", 32, 32 + 64 + 200),
+        ("resnet2b", 32, 8 + 16 + 16 + 16 + 100),
+        ("resnet4b", 16, 16 + 7 * 32 - 32 + 100),
+        ("eran_6_100", 64, 500),
+    ],
+)
+def test_published_networks_pass(name, samples, scales):
+    surface = LossSurface(trained(name), "cross_entropy", images(name, samples))
+    certificate = certify(surface, trials=1)
+    assert certificate.passed, certificate
+    assert certificate.scales == scales
+    rows = {(row.measure, row.group): row for row in certificate.rows}
+    for group in ("layerwise", "nodewise", "rows"):
+        assert rows["rho_sum", group].change == 0.0
+        assert rows["hessian_trace", "nodewise"].verdict == "moves"
+    kept = {kept.group: kept for kept in certificate.kept}
+    assert kept["nodewise"].outputs == 0.0
+
+
+@pytest.mark.slow
+def test_the_sigmoid_network_is_told_that_it_has_no_gauge():
+    surface = LossSurface(trained("sigmoid_conv"), "cross_entropy", images("sigmoid_conv", 16))
+    certificate = certify(surface, measures=["hessian_max_eigenvalue"], trials=1)
+    assert certificate.scales == 0
+    assert any("sigmoid" in pin and "0.weight" in pin for pin in certificate.pinned)
+    row = next(row for row in certificate.rows if row.group == "nodewise")
+    assert (row.verdict, row.note) == ("absent", "no scale is free")
+    assert "nodewise: not tried, as no scale is free" in repr(certificate)
+    assert certificate.passed
