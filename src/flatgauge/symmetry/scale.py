@@ -75,7 +75,7 @@ class Scale:
     def lifted(self, dims: int) -> Scale:
         """The same with axes of size one in front, up to a number of axes."""
         extra = (1,) * (dims - len(self.shape))
-        return self.apply((*extra, *self.shape), lambda ids: ids.reshape(*extra, *ids.shape))
+        return self.apply((*extra, *self.shape), lambda ids: ids.reshape((*extra, *ids.shape)))
 
 
 def constant(shape: Sequence[int]) -> Scale:

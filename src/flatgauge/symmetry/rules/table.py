@@ -163,7 +163,7 @@ class Reading:
         """The scales of everything the op reads that can be scaled."""
         found: list[Scale] = []
         for source in self.node.all_input_nodes:
-            if source not in self.constants:
+            if source in self.found and source not in self.constants:  # A branch is no tensor.
                 scales = self.found[source]
                 found += scales if isinstance(scales, list) else [scales]
         return found
