@@ -191,7 +191,7 @@ class Reading:
             self.system.pin(scale)
             for _, ids in scale.terms:
                 starts = torch.tensor(self.system.starts)
-                for place in torch.searchsorted(starts, ids.reshape(-1), right=True).unique():
+                for place in torch.searchsorted(starts, ids.unique(), right=True).unique():
                     sites[self.system.sites[int(place) - 1]] = None
         sites.pop("", None)
         if sites or not known:
