@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
+from unittest import mock
 
 import torch
 from cases import Case
 from torch import Tensor, nn
-from torch.func import functional_call
+from torch.func import functional_call, jacrev
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 
@@ -108,3 +110,100 @@ def relative(weight: Tensor, rows: list[Tensor], block: Tensor, groups: int) -> 
                 trace = block[here, there].sum()
                 total += float((weight[one] * weight[other]).sum() * trace)
     return total
+
+
+# -- the gauge, as the null space that defines it ----------------------------------------------
+
+
+def gauge_rows(
+    model: nn.Module, draw: Callable[[torch.Generator], tuple[Tensor, ...]], *, seed: int = 0
+) -> tuple[Tensor, list[str]]:
+    """Rows [θ_k ∂f_c(x; θ)/∂θ_k] over many inputs x and many random θ.
+
+    The coordinates k are the entries of all parameters and stored batch-norm means. Both θ and x
+    are drawn anew until the rank of the rows does not grow any more.
+
+    Args:
+        model: In double precision; not changed.
+        draw: Draws inputs, a few samples at once.
+        seed: Of the draws.
+
+    Returns:
+        A matrix with as many rows as coordinates that has the same null space, and for every
+        coordinate the name of its tensor.
+    """
+    model = copy.deepcopy(model).double().eval()
+    generator = torch.Generator().manual_seed(seed)
+    tensors = dict(model.named_parameters()) | {
+        name: buffer for name, buffer in model.named_buffers() if name.endswith("running_mean")
+    }
+    names = [name for name, tensor in tensors.items() for _ in range(tensor.numel())]
+    rows, stable, ranks = torch.zeros(0, len(names), dtype=torch.float64), 0, [-1]
+    while stable < 10:
+        state = {
+            name: torch.randn(tensor.shape, generator=generator, dtype=torch.float64)
+            for name, tensor in tensors.items()
+        }
+        inputs = draw(generator)
+
+        def outputs(
+            state: dict[str, Tensor], inputs: tuple[Tensor, ...] = inputs
+        ) -> tuple[Tensor, ...]:
+            with (
+                sdpa_kernel(SDPBackend.MATH),
+                mock.patch("torch.nn.functional.batch_norm", _batch_norm),
+            ):
+                result = functional_call(model, state, inputs)
+            return tuple(result) if isinstance(result, (tuple, list)) else (result,)
+
+        for jacobian in jacrev(outputs)(state):
+            flat = [
+                (jacobian[name].detach() * theta).reshape(-1, theta.numel())
+                for name, theta in state.items()
+            ]
+            new = torch.cat(flat, 1)
+            size = new.norm(dim=1, keepdim=True)
+            rows = torch.cat([rows, (new / size)[size[:, 0] > 1e-9]])
+        rows = torch.linalg.qr(rows, mode="r").R  # The same null space in fewer rows.
+        ranks.append(len(names) - nullity(rows))
+        stable = stable + 1 if ranks[-1] == ranks[-2] else 0
+    return rows, names
+
+
+def _batch_norm(
+    x: Tensor,
+    mean: Tensor,
+    var: Tensor,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """A batch-norm in eval mode: torch's own cannot be differentiated by the stored mean."""
+    mean, var, weight, bias = (
+        t if t is None else t.reshape(1, -1, *(1,) * (x.dim() - 2))
+        for t in (mean, var, weight, bias)
+    )
+    x = (x - mean) / (var + eps).sqrt()
+    x = x if weight is None else weight * x
+    return x if bias is None else x + bias
+
+
+def nullity(rows: Tensor) -> int:
+    """The dimension of a null space: how many singular values are zero."""
+    values = torch.linalg.svdvals(rows)
+    return rows.shape[1] - int((values > 1e-9 * values[0]).sum())
+
+
+def gauge_dimension(
+    model: nn.Module, draw: Callable[[torch.Generator], tuple[Tensor, ...]], *, seed: int = 0
+) -> int:
+    """The dimension of the common null space, with a clear gap between it and the rest."""
+    rows, _ = gauge_rows(model, draw, seed=seed)
+    values = torch.linalg.svdvals(rows)
+    free = nullity(rows)
+    kept, zeros = values[: rows.shape[1] - free], values[rows.shape[1] - free :]
+    assert kept.min() > 1e-6 * values[0]
+    assert not len(zeros) or zeros.max() < 1e-11 * values[0]
+    return free

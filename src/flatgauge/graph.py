@@ -29,6 +29,9 @@ def _copy(destination: Tensor, source: Tensor, non_blocking: bool = False) -> Te
 #: What runs in place of ops that cannot be differentiated as they are exported.
 _SUBSTITUTES: dict[str, Handler] = {"copy": _copy}
 
+#: What ops that read no more than a shape fill it with.
+_FILLINGS = {"zeros_like": 0, "new_zeros": 0, "zero": 0, "ones_like": 1, "new_ones": 1}
+
 #: Ops that merge or split axes without moving data.
 _RESHAPES = ("view", "reshape", "_unsafe_view", "flatten")
 
@@ -159,6 +162,10 @@ class ModelGraph:
                     known[node] = values[target]
                 elif kind == "CONSTANT_TENSOR":
                     known[node] = self._constants[target]
+            elif (filling := _filling(node)) is not None:
+                value = node.meta["val"]
+                whole = torch.full((), filling, dtype=value.dtype, device=value.device)
+                known[node] = whole.expand(shape_of(node))
             elif op_name(node) and all(source in known for source in node.all_input_nodes):
                 if _is_random(node):
                     continue
@@ -314,6 +321,17 @@ def op_name(node: fx.Node) -> str:
     if schema is None:
         return str(getattr(node.target, "__name__", node.target))
     return str(schema.name).rpartition("::")[2]
+
+
+def _filling(node: fx.Node) -> float | None:
+    """What an operation that reads no more than a shape fills it with; None for others."""
+    if not all(isinstance(size, int) for size in shape_of(node)):
+        return None
+    if op_name(node) not in ("full_like", "new_full", "fill"):
+        return _FILLINGS.get(op_name(node))
+    arguments = arguments_of(node)
+    given = arguments.get("fill_value", arguments.get("value"))
+    return given if isinstance(given, (int, float)) else None
 
 
 def _is_random(node: fx.Node) -> bool:

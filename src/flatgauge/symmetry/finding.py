@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 
 from flatgauge.graph import ModelGraph, UnsupportedGraphError
 from flatgauge.isolation import isolated
@@ -73,11 +74,17 @@ def read_arguments(model: Any, example_inputs: Any) -> tuple[nn.Module, Call]:
 
     Raises:
         TypeError: If the model is no module, or there is no tensor in the example.
-        ValueError: If the model has no parameters.
+        ValueError: If the model has no parameters, or none with values.
     """
     inner = unwrapped(model)
     if not any(True for _ in inner.parameters()):
         raise ValueError("`model` has no parameters; there is nothing to rescale.")
+    for name, parameter in inner.named_parameters():
+        if isinstance(parameter, UninitializedParameter) or parameter.is_meta:
+            raise ValueError(
+                f"`{name}` has no values yet (it is lazy, or on the device `meta`); call the model "
+                "once, or load its weights, before finding its gauge."
+            )
     if isinstance(example_inputs, Mapping):
         call = Call((), dict(example_inputs))
     elif isinstance(example_inputs, (tuple, list)):
@@ -90,7 +97,7 @@ def read_arguments(model: Any, example_inputs: Any) -> tuple[nn.Module, Call]:
             "the model is called with: a tensor, a tuple of positional arguments, or a dict of "
             "keyword arguments."
         )
-    return inner, call
+    return inner, call.changed(Tensor.detach)
 
 
 def read_scales(model: nn.Module, call: Call) -> tuple[Inference, Call]:

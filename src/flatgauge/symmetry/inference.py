@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from itertools import pairwise
 
 import torch
 from torch import Tensor, fx
@@ -62,7 +61,7 @@ def infer(graph: ModelGraph, state: Mapping[str, Tensor]) -> Inference:
     found: dict[fx.Node, Scale | list[Scale]] = {}
     names = graph.held
     roles = _roles(graph)
-    overlapping = _overlapping({name: state[name] for name in names.values()})
+    overlapping = _overlapping(state)
     constants = graph.constants(
         {name: state[name] for name in graph.buffers.values() if roles[name] == "constant"}
     )
@@ -90,7 +89,7 @@ def infer(graph: ModelGraph, state: Mapping[str, Tensor]) -> Inference:
             if name not in known:
                 ids = system.fresh(shape_of(node), name, parameter=True)
                 known[name] = Scale(shape_of(node), ((_ONE, ids),))
-                if known is followers:
+                if known is followers or name in overlapping:
                     system.zeros.append(ids)
             found[node] = known[name]
         elif node.op == "placeholder":
@@ -117,8 +116,8 @@ def _parameter(system: System, nodes: list[fx.Node], name: str) -> Scale:
     """The unknowns of a parameter: one per entry, or per row and column of a contracted one."""
     shape = shape_of(nodes[0])
     users = [user for node in nodes for user in node.users]
-    convolution = next((u for u in users if "conv" in op_name(u)), None)
-    if convolution is not None and len(shape) > 2:
+    convolution = next((u for n in nodes for u in n.users if _convolves(u, n)), None)
+    if convolution is not None:
         groups = arguments_of(convolution)["groups"]
         return _kernel(system, shape, groups, name, transposed=_is_transposed(convolution))
     contracted = len(shape) == 2 and any(op_name(user) in _LINEAR for user in users)
@@ -186,6 +185,11 @@ def _along(system: System, shape: tuple[int, ...], axis: int, size: int, name: s
     return ids.reshape([size if a == axis else 1 for a in range(len(shape))])
 
 
+def _convolves(node: fx.Node, weight: fx.Node) -> bool:
+    """Whether an op is a convolution with a kernel."""
+    return "conv" in op_name(node) and arguments_of(node).get("weight") is weight
+
+
 def _is_transposed(node: fx.Node) -> bool:
     return "transpose" in op_name(node) or bool(arguments_of(node).get("transposed"))
 
@@ -212,19 +216,23 @@ def _roles(graph: ModelGraph) -> dict[str, str]:
     }
 
 
-def _overlapping(parameters: Mapping[str, Tensor]) -> set[str]:
-    """The parameters that share memory with another one without being the same."""
+def _overlapping(tensors: Mapping[str, Tensor]) -> set[str]:
+    """The tensors that share memory with another one without being the same, or with themselves."""
     spans = []
-    for name, tensor in parameters.items():
+    found: set[str] = set()
+    for name, tensor in tensors.items():
         if tensor.numel() and tensor.device.type != "meta":
             storage = tensor.untyped_storage()
-            first = tensor.storage_offset() * tensor.element_size()
+            first = int(tensor.storage_offset()) * tensor.element_size()
             reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
             last = first + (reach + 1) * tensor.element_size()
             spans.append((storage.data_ptr(), first, last, name))
-    spans.sort()
-    found: set[str] = set()
-    for (home, _, end, name), (other, start, _, follower) in pairwise(spans):
-        if home == other and start < end:
-            found |= {name, follower}
+            if reach + 1 < tensor.numel():  # An expanded one.
+                found.add(name)
+    home, reached, widest = 0, 0, ""
+    for place, start, end, name in sorted(spans):
+        if place == home and start < reached:
+            found |= {widest, name}
+        if place != home or end > reached:
+            home, reached, widest = place, end, name
     return found

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from flatgauge.isolation import isolated
@@ -42,9 +43,11 @@ class Call:
             All tensors in its output.
         """
         device = next(iter(model.parameters())).device
+        state = dict(model.named_parameters()) | dict(model.named_buffers())
         with isolated(model, device), torch.no_grad():
-            output = model(*copy.deepcopy(self.arguments), **copy.deepcopy(self.keywords))
-            output = self.chosen(output)
+            copies = {name: tensor.clone() for name, tensor in state.items()}
+            inputs = copy.deepcopy((self.arguments, self.keywords))
+            output = self.chosen(functional_call(model, copies, *inputs))  # It may write to these.
         return [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
 
     def changed(self, function: Callable[[Tensor], Tensor]) -> Call:
@@ -62,6 +65,13 @@ class Call:
         return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
 
+def copied(model: nn.Module) -> nn.Module:
+    """A copy of a model, also of one that holds computed weights (pruning, old weight norms)."""
+    held = [value for module in model.modules() for value in vars(module).values()]
+    computed = [v for v in held if isinstance(v, Tensor) and not v.is_leaf]
+    return copy.deepcopy(model, {id(v): v.detach().clone() for v in computed})
+
+
 def multiplied(model: nn.Module, factors: Mapping[str, Tensor]) -> nn.Module:
     """A copy of a model with some tensors multiplied.
 
@@ -75,7 +85,7 @@ def multiplied(model: nn.Module, factors: Mapping[str, Tensor]) -> nn.Module:
     Raises:
         ValueError: If a number leaves the range of its precision.
     """
-    twin = copy.deepcopy(model)
+    twin = copied(model)
     multiply(twin, factors)
     return twin
 
@@ -107,7 +117,7 @@ def multiply(model: nn.Module, factors: Mapping[str, Tensor]) -> None:
 
 def jittered(model: nn.Module, names: list[str], seed: int) -> nn.Module:
     """A copy with every named tensor slightly changed, so that no error hides behind zeros."""
-    twin = copy.deepcopy(model)
+    twin = copied(model)
     generator = torch.Generator().manual_seed(seed)
     state = dict(twin.named_parameters()) | dict(twin.named_buffers())
     with torch.no_grad():
@@ -135,7 +145,7 @@ def largest_change(one: nn.Module, other: nn.Module, call: Call) -> float:
     if all(torch.equal(a, b) for a, b in pairs):
         return 0.0
     fine = call.changed(lambda t: t.double() if t.is_floating_point() else t)
-    twins = [copy.deepcopy(model).double() for model in (one, other)]
+    twins = [copied(model).double() for model in (one, other)]
     with suppress(RuntimeError):  # A model that insists on its own precision is compared there.
         pairs = list(zip(fine(twins[0]), fine(twins[1]), strict=True))
     worst = 0.0

@@ -150,7 +150,7 @@ class System:
 
     def _of_parameters(self, ids: Ids) -> bool:
         """Whether any of some unknowns belongs to a parameter."""
-        places = torch.searchsorted(torch.tensor(self.starts), ids.reshape(-1), right=True) - 1
+        places = torch.searchsorted(torch.tensor(self.starts), ids.unique(), right=True) - 1
         return any(self.parameters[place] for place in places.unique().tolist())
 
     def _rows(self, terms: Sequence[Term]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import string
 from typing import Any
 
 from flatgauge.graph import op_name
@@ -40,7 +41,7 @@ def _biased(reading: Reading, result: Scale, bias: Any) -> Scale:
     """Add a bias along the last axis."""
     if bias is None:
         return result
-    shift = reading.scale(bias)
+    shift = reading.beside(bias, result)
     if bool(shift.terms) and not result.terms:
         reading.pin(shift, reason="it is added to what cannot be scaled")
     elif result.terms and not shift.terms:
@@ -60,13 +61,29 @@ def linear(reading: Reading) -> Result:
     return _biased(reading, _contract(reading, wide, weight), reading.arguments["bias"])
 
 
-@rule("matmul", "mm", "bmm", "mv", "dot", "inner", "vdot")
+@rule("matmul", "mm", "bmm", "mv", "dot", "vdot")
 def multiplied(reading: Reading) -> Result:
     """Products of matrices, vectors and stacks of them."""
     left, right = (reading.scale(value) for value in list(reading.arguments.values())[:2])
-    if op_name(reading.node) == "inner" and len(right.shape) > 1:
-        right = _turned(right)
     return _matmul(reading, left, right)
+
+
+@rule("inner", "outer", "ger", "tensordot")
+def crossed(reading: Reading) -> Result:
+    """Every entry of the one with every entry of the other, added up along some axes."""
+    left, right = (reading.scale(value) for value in list(reading.arguments.values())[:2])
+    ours, theirs = reading.arguments.get("dims_self"), reading.arguments.get("dims_other")
+    if op_name(reading.node) == "inner":
+        ours, theirs = [-1], [-1]
+    if not left.shape or not right.shape:
+        return reading.settled(product(left, right))
+    names = iter(string.ascii_letters)
+    mine = [next(names) for _ in left.shape]
+    yours = [next(names) for _ in right.shape]
+    for one, other in zip(ours or (), theirs or (), strict=True):
+        yours[other] = mine[one]
+    target = [a for a in mine if a not in yours] + [a for a in yours if a not in mine]
+    return _summed(reading, [left, right], ["".join(mine), "".join(yours)], "".join(target))
 
 
 @rule("addmm", "baddbmm", "addmv", "addbmm")
@@ -79,7 +96,7 @@ def added(reading: Reading) -> Result:
         return reading.fixed()
     if reading.arguments.get("beta", 1) == 0:
         return result
-    shift = reading["self"]
+    shift = reading.beside(reading.arguments["self"], result)
     if bool(shift.terms) != bool(result.terms):
         reading.pin(shift, result, reason="what it is added to cannot be scaled")
     else:
@@ -89,15 +106,17 @@ def added(reading: Reading) -> Result:
 
 @rule("einsum")
 def einsum(reading: Reading) -> Result:
-    """Any sum of products of two tensors along named axes."""
-    equation = reading.arguments["equation"].replace(" ", "")
+    """Any sum of products of tensors along named axes."""
     parts = [reading.scale(tensor) for tensor in reading.arguments["tensors"]]
-    sources, arrow, target = equation.partition("->")
-    labels = sources.split(",")
-    repeated = any(len(set(label)) < len(label) for label in labels)
-    if "." in equation or not arrow or repeated:
-        reading.pin(*reading.tensors(), reason="an einsum with dots, or with repeated axes")
+    labels, target = _labels(reading.arguments["equation"], [len(part.shape) for part in parts])
+    if any(len(set(label)) < len(label) for label in labels):
+        reading.pin(*reading.tensors(), reason="an einsum with repeated axes")
         return reading.fixed()
+    return _summed(reading, parts, labels, target)
+
+
+def _summed(reading: Reading, parts: list[Scale], labels: list[str], target: str) -> Scale:
+    """A product of tensors of labelled axes, added up along those not in the target."""
     summed = sorted(set("".join(labels)) - set(target))
     order = [*target, *summed]
     aligned = [_labelled(part, label, order) for part, label in zip(parts, labels, strict=True)]
@@ -146,9 +165,10 @@ def convolution(reading: Reading) -> Result:
 @rule("scaled_dot_product_attention")
 def attention(reading: Reading) -> Result:
     """softmax(q kᵀ) v: scales of q and k cancel, those of v pass."""
-    query, key, value = reading["query"], reading["key"], reading["value"]
+    dims = len(reading.shape)
+    query, key, value = (reading[name].lifted(dims) for name in ("query", "key", "value"))
     heads = query.shape[-3] if len(query.shape) > 3 else 1
-    if len(key.shape) > 3 and key.shape[-3] != heads:  # Several queries share a key.
+    if len(key.shape) > 3 and 1 < key.shape[-3] < heads:  # Several queries share a key.
         key, value = (_repeated(scale, heads) for scale in (key, value))
     left = query.apply((*query.shape[:-1], 1, query.shape[-1]), lambda ids: ids.unsqueeze(-2))
     right = key.apply((*key.shape[:-2], 1, *key.shape[-2:]), lambda ids: ids.unsqueeze(-3))
@@ -209,6 +229,23 @@ def _repeated(scale: Scale, heads: int) -> Scale:
         return ids if ids.shape[-3] == 1 else ids.repeat_interleave(times, -3)
 
     return scale.apply(shape, change)
+
+
+def _labels(equation: str, dims: list[int]) -> tuple[list[str], str]:
+    """The axes of the operands and of the result of an einsum, dots spelled out."""
+    sources, arrow, target = equation.replace(" ", "").partition("->")
+    spare = [letter for letter in string.ascii_letters if letter not in equation]
+    parts = sources.split(",")
+    widths = [d - len(p.replace("...", "")) for p, d in zip(parts, dims, strict=True)]
+    letters = "".join(spare[: max(widths)])
+    labels = [
+        part.replace("...", letters[len(letters) - width :])
+        for part, width in zip(parts, widths, strict=True)
+    ]
+    if not arrow:
+        once = [n for n in sorted(set(sources) - set(".,")) if sources.count(n) == 1]
+        target = letters + "".join(once)
+    return labels, target.replace("...", letters)
 
 
 def _labelled(scale: Scale, label: str, order: list[str]) -> Scale:

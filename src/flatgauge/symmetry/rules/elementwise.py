@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from typing import Any
+
+import torch
+from torch import fx
 
 from flatgauge.graph import op_name
 from flatgauge.symmetry.rules.table import Reading, Result, rule
@@ -37,13 +41,14 @@ def dropped(reading: Reading) -> Result:
 @rule("_to_copy", "to", "type_as", "copy")
 def cast(reading: Reading) -> Result:
     """Between floating kinds a cast changes nothing; to whole numbers it rounds."""
-    value = reading.node.meta["val"]
-    source = _first(reading)
-    if op_name(reading.node) == "copy":
+    kind = reading.node.meta["val"].dtype
+    if kind.is_floating_point and op_name(reading.node) == "copy":
         return Scale(reading.shape, reading["src"].lifted(len(reading.shape)).terms)
-    if value.is_floating_point():
-        return source
-    return _pinned(reading, "a cast to whole numbers or truth values rounds")
+    if kind.is_floating_point:
+        return _first(reading)
+    if kind == torch.bool:  # Whether it is zero, which no scale changes.
+        return reading.fixed()
+    return _pinned(reading, "a cast to whole numbers rounds")
 
 
 @rule("clamp", "clamp_min", "clamp_max", "hardtanh", "relu6", "threshold")
@@ -58,10 +63,10 @@ def clamped(reading: Reading) -> Result:
     scale = _first(reading)
     for bound in bounds:
         if bound is not None:
-            limit = reading.scale(bound)
-            if not limit.terms:
+            limit = reading.beside(bound, scale)
+            if scale.terms and not limit.terms:
                 return _pinned(reading, "its bounds are fixed numbers other than zero")
-            reading.system.equal(product(scale, constant(limit.shape)), limit)
+            scale = _met(reading, scale, limit)
     return scale
 
 
@@ -72,11 +77,18 @@ def sloped(reading: Reading) -> Result:
     return reading["self"]
 
 
-@rule("add", "sub", "rsub", "maximum", "minimum", "fmax", "fmin")
+@rule("add", "sub", "rsub", "maximum", "minimum", "fmax", "fmin", "hypot")
 def alike(reading: Reading) -> Result:
     """Terms of a sum, and what is compared with each other, scale alike."""
-    arguments = reading.arguments
-    return _alike(reading, reading.scale(arguments["self"]), reading.scale(arguments["other"]))
+    return _alike(reading, reading.arguments["self"], reading.arguments["other"])
+
+
+@rule("lerp")
+def between(reading: Reading) -> Result:
+    """A mean of two tensors that scale alike; its weights cannot be scaled."""
+    if isinstance(reading.arguments["weight"], fx.Node):
+        reading.pin(reading["weight"], reason="the weights of a mean have no scale of their own")
+    return _alike(reading, reading.arguments["self"], reading.arguments["end"])
 
 
 @rule("where")
@@ -84,19 +96,26 @@ def chosen(reading: Reading) -> Result:
     """Both sides scale alike."""
     if "other" not in reading.arguments:
         return _pinned(reading, "it gives indices")
-    return _alike(reading, reading["self"], reading["other"])
+    return _alike(reading, reading.arguments["self"], reading.arguments["other"])
 
 
 @rule("masked_fill")
 def filled(reading: Reading) -> Result:
     """The filling scales like what it replaces: zero and infinity do, other numbers do not."""
-    return _alike(reading, reading["self"], reading["value"])
+    return _alike(reading, reading.arguments["self"], reading.arguments["value"])
 
 
-@rule("eq", "ne", "lt", "le", "gt", "ge", "isclose")
+@rule("fill")
+def overwritten(reading: Reading) -> Result:
+    """One number everywhere."""
+    value = reading["value"]
+    return value.lifted(len(reading.shape)).apply(reading.shape, lambda ids: ids)
+
+
+@rule("eq", "ne", "lt", "le", "gt", "ge")
 def compared(reading: Reading) -> Result:
     """What is compared scales alike; the result is a truth value."""
-    _alike(reading, reading["self"], reading["other"])
+    _alike(reading, reading.arguments["self"], reading.arguments["other"])
     return reading.fixed()
 
 
@@ -137,8 +156,17 @@ def divided(reading: Reading) -> Result:
 def added_product(reading: Reading) -> Result:
     """A sum with a product or quotient."""
     sign = 1 if op_name(reading.node) == "addcmul" else -1
-    term = product(reading["tensor1"], reading["tensor2"].times(sign))
-    return _alike(reading, reading["self"], reading.settled(term))
+    term = reading.settled(product(reading["tensor1"], reading["tensor2"].times(sign)))
+    return _met(reading, reading.beside(reading.arguments["self"], term), term)
+
+
+@rule("glu")
+def gated(reading: Reading) -> Result:
+    """The first half, times the sigmoid of the second."""
+    scale, axis = reading["self"], reading.arguments["dim"] % len(reading.shape)
+    half = reading.shape[axis]
+    reading.pin(scale.take(axis, slice(half, None)), reason="not positively homogeneous")
+    return scale.take(axis, slice(0, half))
 
 
 @rule("square", "sqrt", "rsqrt", "reciprocal")
@@ -149,7 +177,7 @@ def fixed_power(reading: Reading) -> Result:
     return reading.settled(_first(reading).times(power))
 
 
-@rule("pow")
+@rule("pow", "float_power")
 def powered(reading: Reading) -> Result:
     """A fixed power multiplies the log-scale."""
     base, exponent = reading.arguments["self"], reading.arguments["exponent"]
@@ -164,7 +192,7 @@ _CURVES = """
     acos acosh asin asinh atan atanh celu cos cosh elu erf erfc exp exp2 expm1 gelu
     hardshrink hardsigmoid hardswish log log10 log1p log2 log_sigmoid mish selu sigmoid silu
     sin sinh softplus softshrink tan tanh ceil floor round trunc frac fmod remainder
-    nan_to_num logit digamma lgamma
+    nan_to_num logit digamma lgamma isclose
 """.split()  # noqa: SIM905
 
 
@@ -183,8 +211,17 @@ def _pinned(reading: Reading, reason: str) -> Result:
     return reading.fixed()
 
 
-def _alike(reading: Reading, left: Scale, right: Scale) -> Scale:
-    """State that two tensors scale alike, and give the scale of a third of both their shapes."""
+def _alike(reading: Reading, one: Any, other: Any) -> Scale:
+    """State that two arguments scale alike, and give the scale of the result."""
+    if one in reading.constants or not isinstance(one, fx.Node):
+        right = reading.scale(other)
+        return _met(reading, reading.beside(one, right), right)
+    left = reading.scale(one)
+    return _met(reading, left, reading.beside(other, left))
+
+
+def _met(reading: Reading, left: Scale, right: Scale) -> Scale:
+    """State that two tensors scale alike, and give the scale of the result."""
     if bool(left.terms) != bool(right.terms):
         scaled, reason = (left, right) if left.terms else (right, left)
         reading.pin(scaled, reason="what it is added to or compared with cannot be scaled")
@@ -192,15 +229,15 @@ def _alike(reading: Reading, left: Scale, right: Scale) -> Scale:
     else:
         reading.system.equal(left, right)
     larger, smaller = (left, right) if len(left.shape) >= len(right.shape) else (right, left)
-    shape = product(left, right).shape
-    smaller = smaller.lifted(len(shape))
+    dims = len(reading.shape)
+    larger, smaller = larger.lifted(dims), smaller.lifted(dims)
     # Along an axis that only one of them has, the other is repeated: take the one that varies.
     terms = larger.terms or smaller.terms
     varied = [s for s in (larger, smaller) if s.single is not None]
     if len(varied) == 2:
         sizes = [sum(size > 1 for size in s.terms[0][1].shape) for s in varied]
         terms = varied[sizes.index(max(sizes))].terms
-    return Scale(shape, terms)
+    return Scale(reading.shape, terms)
 
 
 def _product(reading: Reading, left: object, right: object, power: int) -> Scale:

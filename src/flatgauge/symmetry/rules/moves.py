@@ -22,7 +22,7 @@ _ANY = -1
     *("permute", "transpose", "t", "movedim", "swapaxes", "swapdims", "numpy_T", "adjoint"),
     *("unsqueeze", "squeeze", "expand", "expand_as", "repeat", "tile", "repeat_interleave"),
     *("slice", "select", "narrow", "split", "split_with_sizes", "chunk", "unbind", "diagonal"),
-    *("flip", "roll", "rot90", "unfold", "tensor_split"),
+    *("flip", "roll", "rot90", "unfold", "tensor_split", "take", "as_strided"),
     *("pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "native_channel_shuffle"),
 )
 def moved(reading: Reading) -> Result:
@@ -90,6 +90,8 @@ def joined(reading: Reading) -> Result:
             part.apply((*part.shape[:axis], 1, *part.shape[axis:]), lambda ids: ids.unsqueeze(axis))
             for part in parts
         ]
+    elif op == "vstack":
+        parts = [part.lifted(max(2, len(part.shape))) for part in parts]
     elif op == "hstack":
         axis = min(1, len(reading.shape) - 1)
     axis %= len(reading.shape)
@@ -103,6 +105,37 @@ def joined(reading: Reading) -> Result:
             for part, ids in zip(parts, row, strict=True)
         ]
         terms.append((coefficient, squeezed(torch.cat(full, axis))))
+    return Scale(reading.shape, tuple(terms))
+
+
+@rule("diag", "diag_embed")
+def on_diagonal(reading: Reading) -> Result:
+    """A diagonal with zeros beside it, or (from a matrix) the diagonal itself."""
+    rest, keywords = _resolved(reading, (reading.node.args[1:], reading.node.kwargs))
+    moved = reading["self"].move(
+        reading.shape,
+        lambda ids: reading.node.target(ids + 1, *rest, **keywords) - 1,  # type: ignore[operator]
+    )
+    return _filled(reading, moved)
+
+
+@rule("index_put")
+def put(reading: Reading) -> Result:
+    """Zeros fit anywhere; anything else only at fixed places."""
+    base, values = reading["self"], reading["values"]
+    places = list(reading.arguments["indices"])
+    if reading.is_loose(reading.arguments["values"]):
+        return base
+    known = all(place is None or place in reading.constants for place in places)
+    if reading.arguments["accumulate"] or not known:
+        reading.pin(*reading.tensors(), reason="where entries go depends on the data")
+        return reading.fixed()
+    where = tuple(slice(None) if p is None else reading.constants[p] for p in places)
+    terms = []
+    for coefficient, (one, other) in slots([base, values]):
+        full = one.expand(base.shape).clone()
+        full[where] = other.expand(values.shape)
+        terms.append((coefficient, squeezed(full)))
     return Scale(reading.shape, tuple(terms))
 
 
@@ -162,6 +195,9 @@ def picked(reading: Reading) -> Result:
 def gathered(reading: Reading) -> Result:
     """Places depend on data: one scale along the axis."""
     source = reading["self"]
+    if reading.arguments["dim"] is None:  # From all entries in a row.
+        tied = reading.system.tied(source, range(len(source.shape)))
+        return tied.apply(reading.shape, lambda ids: ids.reshape((1,) * len(reading.shape)))
     axis = reading.arguments["dim"] % len(source.shape)
     tied = reading.system.tied(source, [axis])
     others = [a for a in range(len(source.shape)) if source.shape[a] != reading.shape[a]]
@@ -179,6 +215,17 @@ def embedded(reading: Reading) -> Result:
         return ids.reshape(*(1,) * (dims - 1), ids.shape[1])
 
     return reading.settled(weight.apply(reading.shape, change))
+
+
+@rule("embedding_bag", "_embedding_bag", "_embedding_bag_forward_only")
+def bagged(reading: Reading) -> Result:
+    """Sums, means or maxima of rows."""
+    if reading.has("per_sample_weights"):
+        reading.pin(*reading.tensors(), reason="its rows have weights")
+        return reading.fixed()
+    rows = reading.system.tied(reading["weight"], [0])
+    whole = reading.settled(Scale(reading.shape, rows.terms))
+    return [whole, *(constant(shape) for shape in reading.shapes[1:])]
 
 
 @rule("getitem")

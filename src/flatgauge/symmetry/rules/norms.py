@@ -27,6 +27,7 @@ def batch_norm(reading: Reading) -> Result:
         elif free:
             reading.pin(x, reason="its stored mean is read elsewhere, too")
         else:
+            reading.system.pin(scale)
             reading.system.link(x, scale)
     return _several(reading, _affine(reading, x, 1))
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from flatgauge.graph import op_name
+from flatgauge.symmetry.rules.elementwise import alike
 from flatgauge.symmetry.rules.table import Reading, Result, rule
 from flatgauge.symmetry.scale import Ids, Scale, constant
 
@@ -34,15 +35,17 @@ def reduced(reading: Reading) -> Result:
     """Sums, means and extremes of entries of one scale."""
     arguments = reading.arguments
     if "other" in arguments:  # max and min of two tensors
-        reading.system.equal(reading["self"], reading["other"])
-        return Scale(reading.shape, reading["self"].lifted(len(reading.shape)).terms)
+        return alike(reading)
     if op_name(reading.node) == "logsumexp":
         reading.pin(reading["self"], reason="not positively homogeneous")
     scale = _reduced(reading, reading["self"], arguments.get("dim"), bool(arguments.get("keepdim")))
     return _with_indices(reading, scale)
 
 
-@rule("linalg_vector_norm", "norm", "std", "var", "var_mean", "std_mean")
+@rule(
+    *("linalg_vector_norm", "linalg_norm", "linalg_matrix_norm", "norm"),
+    *("std", "var", "var_mean", "std_mean"),
+)
 def spread(reading: Reading) -> Result:
     """Norms and deviations scale like the entries, a variance like their squares."""
     arguments = reading.arguments
@@ -63,9 +66,10 @@ def along(reading: Reading) -> Result:
     scale = reading["self"]
     if not scale.shape:
         return _with_indices(reading, scale)
-    tied = reading.system.tied(scale, [reading.arguments.get("dim", -1)])
+    axis = 0 if op_name(reading.node) == "msort" else reading.arguments.get("dim", -1)
+    axis %= len(scale.shape)
+    tied = reading.system.tied(scale, [axis])
     if len(reading.shape) < len(scale.shape):
-        axis = reading.arguments.get("dim", -1) % len(scale.shape)
         tied = tied.apply(reading.shape, lambda ids: ids.squeeze(axis))
     return _with_indices(reading, Scale(reading.shape, tied.terms))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from flatgauge.graph import arguments_of, is_floating, op_name, source_line
-from flatgauge.symmetry.scale import Scale, constant, squeezed
+from flatgauge.symmetry.scale import ZERO, Scale, constant, squeezed
 from flatgauge.symmetry.system import System
 
 Result = Scale | list[Scale]
@@ -127,10 +126,30 @@ class Reading:
             found = self.found[value]
             assert isinstance(found, Scale)
             return found
-        known = self.constants[value] if isinstance(value, fx.Node) else value
-        if not isinstance(known, Tensor):
-            known = torch.as_tensor(float(known))
-        return self._of_values(known)
+        return self._of_values(self._values(value))
+
+    def beside(self, value: Any, other: Scale) -> Scale:
+        """The scale of an argument that meets another tensor entry by entry.
+
+        Args:
+            value: A tensor or a number.
+            other: The scale of what it is added to or compared with.
+
+        Returns:
+            Its scale; zero and infinite entries of a constant take the other's.
+        """
+        if isinstance(value, fx.Node) and value not in self.constants:
+            return self.scale(value)
+        loose = _loose(self._values(value))
+        shape = torch.broadcast_shapes(loose.shape, other.shape)
+        if not bool(loose.any()):
+            return constant(shape)
+        return other.lifted(len(shape)).apply(shape, lambda ids: torch.where(loose, ids, ZERO))
+
+    def is_loose(self, value: Any) -> bool:
+        """Whether an argument is a constant of zeros and infinities, which have every scale."""
+        moves = isinstance(value, fx.Node) and value not in self.constants
+        return not moves and bool(_loose(self._values(value)).all())
 
     def __getitem__(self, name: str) -> Scale:
         """The scale of the argument of that name."""
@@ -144,7 +163,7 @@ class Reading:
         """The scales of everything the op reads that can be scaled."""
         found: list[Scale] = []
         for source in self.node.all_input_nodes:
-            if source not in self.constants:
+            if source in self.found and source not in self.constants:  # A branch is no tensor.
                 scales = self.found[source]
                 found += scales if isinstance(scales, list) else [scales]
         return found
@@ -172,19 +191,22 @@ class Reading:
             self.system.pin(scale)
             for _, ids in scale.terms:
                 starts = torch.tensor(self.system.starts)
-                for place in torch.searchsorted(starts, ids.reshape(-1), right=True).unique():
+                for place in torch.searchsorted(starts, ids.unique(), right=True).unique():
                     sites[self.system.sites[int(place) - 1]] = None
         sites.pop("", None)
         if sites or not known:
             line = source_line(self.node)
             self.pins.append(Pin(op_name(self.node), reason, line, tuple(sites), known))
 
+    def _values(self, value: Any) -> Tensor:
+        """A constant, or a number, as a tensor."""
+        known = self.constants[value] if isinstance(value, fx.Node) else value
+        return known if isinstance(known, Tensor) else torch.as_tensor(float(known))
+
     def _of_values(self, values: Tensor) -> Scale:
         """The scale of a constant: zero and infinite entries have every scale, others one."""
-        if not values.is_floating_point() or values.numel() > _LARGEST_CONSTANT:
-            return constant(values.shape)
-        loose = (values == 0) | values.isinf()
-        if not bool(loose.any()):
+        loose = _loose(values).expand(values.shape)
+        if values.numel() > _LARGEST_CONSTANT or not bool(loose.any()):
             return constant(values.shape)
         ids = torch.zeros(values.shape, dtype=torch.long)
         ids[loose] = self.system.fresh((int(loose.sum()),), "")
@@ -201,7 +223,8 @@ def apply_rule(reading: Reading) -> Result:
         The scales of its outputs.
     """
     op = op_name(reading.node)
-    if op in RULES:
+    own = hasattr(reading.node.target, "_schema") or op == "getitem"  # Else sizes are computed.
+    if op in RULES and own:
         return RULES[op](reading)
     if any(scale.terms for scale in reading.tensors()) and is_floating(reading.node):
         reading.pin(
@@ -215,6 +238,13 @@ def apply_rule(reading: Reading) -> Result:
     return reading.fixed()
 
 
-def is_plain(number: Any) -> bool:
-    """Whether an argument is a finite number other than zero."""
-    return isinstance(number, (int, float)) and number != 0 and math.isfinite(number)
+def _loose(values: Tensor) -> Tensor:
+    """Where a constant is zero or infinite; of size one along axes that it is expanded along."""
+    once = [
+        slice(0, 1) if stride == 0 else slice(None)
+        for stride, size in zip(values.stride(), values.shape, strict=True)
+    ]
+    values = values[tuple(once)]
+    if values.is_complex() or values.numel() > _LARGEST_CONSTANT:
+        return torch.zeros((1,) * values.dim(), dtype=torch.bool)
+    return ((values == 0) | values.isinf()).cpu()
