@@ -258,8 +258,9 @@ def test_a_model_that_computes_its_own_loss():
     batch = {"input_ids": torch.randint(0, 20, (6, 5)), "labels": torch.arange(6) % 3}
     surface = LossSurface(model, None, [batch], dtype=torch.float64)
     certificate = certify(surface, measures=["hessian_max_eigenvalue"], trials=1)
-    # q·k: 8, v·out: 8, relu: 12, and the two layer norms' inputs are pinned.
-    assert certificate.scales == 8 + 8 + 12
+    # q·k: 8, v·out: 8, relu: 12, and the last layer norm into the pooler: 8. The layer norms'
+    # inputs are pinned, and with them the residual stream.
+    assert certificate.scales == 8 + 8 + 12 + 8
     assert certificate.passed
     assert any("layer_norm" in pin for pin in certificate.pinned)
 

@@ -15,9 +15,9 @@ from cases import CASES, build
 from torch import Generator, nn
 
 from flatgauge import LossSurface, certify
-from flatgauge.certificate import Row
 from flatgauge.estimators import Estimate
 from flatgauge.measures import GROUPS, registry
+from flatgauge.report import Row
 
 MEASURES = [item.name for item in registry]
 SECTIONS = ["Definition:", "Invariance:", "Cost:", "Reference:", "Args:", "Returns:", "Example:"]

@@ -34,7 +34,7 @@ LAYERS = [
     ["measuring"],
     ["retrial"],
     ["judging"],
-    ["certificate"],
+    ["certifying"],
     ["demo", "command"],
     ["cli", "__init__"],
     ["__main__"],

@@ -13,25 +13,25 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from flatgauge.certificate import Certificate, certify
+    from flatgauge.certifying import certify
     from flatgauge.datasets import load_dataset
     from flatgauge.estimators import Estimate
     from flatgauge.measures import catalogue
     from flatgauge.measuring import measure
-    from flatgauge.report import Report
+    from flatgauge.report import Certificate, Report
     from flatgauge.surface import LossSurface
     from flatgauge.symmetry import GaugeGroup, balance, find_gauge
 
 # Names are looked up at first use, so that the command line answers before torch is loaded.
 _HOMES = {
-    "Certificate": "certificate",
+    "Certificate": "report",
     "Estimate": "estimators",
     "GaugeGroup": "symmetry",
     "LossSurface": "surface",
     "Report": "report",
     "balance": "symmetry",
     "catalogue": "measures",
-    "certify": "certificate",
+    "certify": "certifying",
     "find_gauge": "symmetry",
     "load_dataset": "datasets",
     "measure": "measuring",

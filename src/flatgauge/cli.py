@@ -199,7 +199,7 @@ def certify(
     if json:
         _print_json({"notes": notes} | certificate.to_dict())
     elif sys.stdout.isatty():
-        from flatgauge.report.certificate import rich_print
+        from flatgauge.report.certificate_table import rich_print
 
         rich_print(certificate)
     else:

@@ -38,8 +38,9 @@ def riemannian_max_eigenvalue(
 
         with one norm for each parameter tensor, weights and biases. It is the spectral norm of the
         Riemannian Hessian under the metric
-        :math:`\sum_i \langle\eta_i, \xi_i\rangle / \|\theta_i\|^2`. A tensor of zeros
-        does not take part. The smallest eigenvalue that was seen on the way is in ``details["smallest"]``: the true one lies at or below it.
+        :math:`\sum_i \langle\eta_i, \xi_i\rangle / \|\theta_i\|^2`. A tensor of zeros does not
+        take part. The smallest eigenvalue that was seen on the way is in
+        ``details["smallest"]``: the true one lies at or below it.
 
     Invariance:
         layerwise, permutation, output_shift.

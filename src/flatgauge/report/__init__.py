@@ -1,6 +1,7 @@
 """Results for people and programs: tables, JSON, pages."""
 
+from flatgauge.report.certificate import Certificate, Kept, Row
 from flatgauge.report.report import Report
 from flatgauge.report.run import Facts, facts_of
 
-__all__ = ["Facts", "Report", "facts_of"]
+__all__ = ["Certificate", "Facts", "Kept", "Report", "Row", "facts_of"]

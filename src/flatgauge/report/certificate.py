@@ -1,143 +1,148 @@
-"""A certificate as text."""
+"""A certificate: what moved and what did not when a model was rewritten."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from flatgauge.report.table import aligned
+from flatgauge.report.certificate_table import certificate_text
+from flatgauge.report.report import plain
 
 if TYPE_CHECKING:
-    from flatgauge.certificate import Certificate, Row
-
-#: Groups that keep every output: what they do to outputs is told.
-_KEEPING = ("layerwise", "nodewise", "rows", "permutation", "branches")
+    import pandas as pd
 
 
-def certificate_text(certificate: Certificate) -> str:
-    """A certificate in a few lines and a table.
+@dataclass(frozen=True)
+class Row:
+    """One measure under one group of rewritings.
 
-    Args:
-        certificate: The certificate.
-
-    Returns:
-        The text.
+    Attributes:
+        measure: Its name.
+        group: The group.
+        claimed: Whether the measure claims to be invariant to it.
+        before: The value as the model is given.
+        verdict: "holds", "FAILS", "moves" (not claimed, and it does), "still" (not claimed, and
+            it did not), or "absent" (the model has no such group).
+        after: The value furthest from the one before, None where none was taken.
+        change: The largest relative change under powers of two, for groups that rescale; under
+            any members for the others. None where nothing was tried.
+        allowed: What a claim allows there.
+        change_any: The largest relative change under arbitrary factors, None where there are none.
+        allowed_any: What a claim allows there.
+        note: Why a group is absent, or what else the reader must know.
     """
-    parts = [heading(certificate), aligned(cells(certificate)), tail(certificate)]
-    return "\n\n".join("\n".join(part) for part in parts)
+
+    measure: str
+    group: str
+    claimed: bool
+    before: float
+    verdict: str
+    after: float | None
+    change: float | None
+    allowed: float
+    change_any: float | None
+    allowed_any: float
+    note: str
 
 
-def heading(certificate: Certificate) -> list[str]:
-    """What was certified, and what the moves did to the function."""
-    lines = [
-        f"{certificate.model}: {certificate.scales:,} independent scales, {certificate.samples:,} "
-        f"samples, {certificate.dtype}, {certificate.trials} moves of each kind"
-    ]
-    for kept in certificate.kept:
-        if kept.group in _KEEPING:
-            parts = []
-            if kept.outputs is not None:
-                parts.append(f"powers of two changed outputs by {_size(kept.outputs)}")
-            if kept.outputs_any is not None:
-                parts.append(f"other moves by {_size(kept.outputs_any)}")
-            if kept.flipped:
-                parts.append(f"{kept.flipped:,} of {kept.signs:,} ReLU signs flipped")
-            mark = "" if kept.held else "  ✗ the function is not the same"
-            lines.append(f"{kept.group}: {', '.join(parts)}{mark}")
-    return lines
+@dataclass(frozen=True)
+class Kept:
+    """What a group of rewritings did to the function itself.
 
-
-def cells(certificate: Certificate) -> list[tuple[str, ...]]:
-    """The table: a row per measure, a column per group that the model has."""
-    found = dict.fromkeys(row.group for row in certificate.rows if row.verdict != "absent")
-    measures = dict.fromkeys(row.measure for row in certificate.rows)
-    table: list[tuple[str, ...]] = [("measure", "value", *found, "pushed to")]
-    for measure in measures:
-        rows = {row.group: row for row in certificate.rows if row.measure == measure}
-        value = next(iter(rows.values())).before
-        table.append(
-            (
-                measure,
-                f"{value:.6g}",
-                *(_cell(rows[group]) for group in found),
-                _furthest([row for row in rows.values() if row.group in _KEEPING]),
-            )
-        )
-    return table
-
-
-def tail(certificate: Certificate) -> list[str]:
-    """How to read the table, what is missing, what is pinned, and the verdict."""
-    lines = [
-        "✓ claimed and true: the largest relative change, under powers of two and (after /) under",
-        "arbitrary factors; ✗ claimed and not true; without a mark: not claimed, and how it moved",
-    ]
-    absent = {row.group: row.note for row in certificate.rows if row.verdict == "absent"}
-    lines += [f"{group}: not tried, as {note}" for group, note in absent.items()]
-    told = [row for row in certificate.rows if row.note and row.verdict != "absent"]
-    lines += [f"{row.measure} under {row.group}: {row.note}" for row in told]
-    lines += [f"pinned: {pin}" for pin in certificate.pinned]
-    lines += [f"note: {note}" for note in certificate.notes]
-    claims = [row for row in certificate.rows if row.claimed and row.verdict != "absent"]
-    broken = [kept.group for kept in certificate.kept if not kept.held]
-    if broken:
-        lines.append(f"FAILED: outputs changed under {', '.join(broken)}")
-    if certificate.failures:
-        names = ", ".join(f"{row.measure} under {row.group}" for row in certificate.failures)
-        count = len(certificate.failures)
-        lines.append(f"FAILED: {count} of {len(claims)} claims do not hold: {names}")
-    if certificate.passed:
-        lines.append(f"passed: all {len(claims)} claims hold")
-    return lines
-
-
-def _cell(row: Row) -> str:
-    """How far a measure moved under a group, and whether it may."""
-    if row.verdict == "absent" or row.change is None:
-        return "could not be measured" if row.verdict == "FAILS" else ""
-    marks = {"holds": "✓ ", "FAILS": "✗ "}
-    change = _size(row.change)
-    if row.change_any is not None:
-        change += f" / {_size(row.change_any)}"
-    return marks.get(row.verdict, "") + change
-
-
-def _furthest(rows: list[Row]) -> str:
-    """The value that moves which change no output took an unprotected measure to."""
-    moved = [row.after for row in rows if row.verdict in ("moves", "FAILS")]
-    found = [value for value in moved if value is not None]
-    return f"{max(found, key=abs):.3g}" if found else ""
-
-
-def _size(change: float) -> str:
-    """A relative change: 0 where not one bit changed."""
-    return "0" if change == 0 else f"{change:.0e}"
-
-
-def rich_print(certificate: Certificate) -> None:
-    """Print a certificate on a terminal, with colour where it has any.
-
-    Args:
-        certificate: The certificate.
+    Attributes:
+        group: The group.
+        moves: How many members were tried.
+        outputs: The largest change of any output under powers of two, beside the largest output;
+            0 means that no bit changed.
+        outputs_any: The same under arbitrary factors, None where there are none.
+        loss: The largest relative change of the loss.
+        flipped: How many ReLU inputs changed their sign under arbitrary factors.
+        signs: How many ReLU inputs were compared.
+        held: Whether the outputs stayed the same to rounding, where they should.
     """
-    from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
 
-    console = Console()
-    console.print("\n".join(heading(certificate)), highlight=False, markup=False)
-    names, *rows = cells(certificate)
-    table = Table(header_style="bold")
-    for name in names:
-        table.add_column(name, no_wrap=name == "measure", overflow="fold")
-    for row in rows:
-        colours = {"✓": "green", "✗": "bold red"}
-        table.add_row(*(_coloured(escape(cell), colours.get(cell[:1], "")) for cell in row))
-    console.print(table)
-    *lines, verdict = tail(certificate)
-    console.print("\n".join(lines), style="dim", highlight=False, markup=False)
-    style = "bold green" if certificate.passed else "bold red"
-    console.print(verdict, style=style, highlight=False, markup=False)
+    group: str
+    moves: int
+    outputs: float | None
+    outputs_any: float | None
+    loss: float
+    flipped: int
+    signs: int
+    held: bool
 
 
-def _coloured(text: str, style: str) -> str:
-    return f"[{style}]{text}[/]" if style else text
+@dataclass(frozen=True, repr=False)
+class Certificate:
+    """What moved and what did not, measure by measure and group by group.
+
+    Attributes:
+        rows: One for every measure and group.
+        kept: What every group did to outputs and loss.
+        scales: The number of independent scales of the model's gauge group.
+        pinned: Ops that allow no scaling, in words.
+        model: What was certified.
+        samples: On how many samples.
+        dtype: In which precision.
+        trials: Moves of powers of two per group.
+        seed: Of the moves and the measures.
+        notes: What the reader must know.
+    """
+
+    rows: tuple[Row, ...]
+    kept: tuple[Kept, ...]
+    scales: int
+    pinned: tuple[str, ...]
+    model: str
+    samples: int
+    dtype: str
+    trials: int
+    seed: int
+    notes: tuple[str, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every claim holds, and no rescaling changed the function."""
+        return not self.failures and all(kept.held for kept in self.kept)
+
+    @property
+    def failures(self) -> tuple[Row, ...]:
+        """The claims that do not hold."""
+        return tuple(row for row in self.rows if row.verdict == "FAILS")
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per measure and group.
+
+        Returns:
+            A frame with the attributes of `Row` as columns.
+        """
+        import pandas as pd
+
+        return pd.DataFrame([asdict(row) for row in self.rows])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain numbers, strings, lists and dicts.
+
+        Returns:
+            The contents, with `passed`. Numbers that JSON cannot hold are "inf" and "nan".
+        """
+        contents: dict[str, Any] = plain({"passed": self.passed} | asdict(self))
+        return contents
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """The certificate as JSON.
+
+        Args:
+            path: Where to write it; None to return it only.
+
+        Returns:
+            The text.
+        """
+        text = json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
+        if path is not None:
+            Path(path).write_text(text + "\n", encoding="utf-8")
+        return text
+
+    def __repr__(self) -> str:
+        return certificate_text(self)

@@ -74,9 +74,9 @@ class Report(Mapping[str, Estimate]):
         contents = {"facts": asdict(self.facts)} | {
             "measures": {name: vars(estimate) for name, estimate in self.items()}
         }
-        plain = _plain(contents)
-        assert isinstance(plain, dict)
-        return plain
+        found = plain(contents)
+        assert isinstance(found, dict)
+        return found
 
     def to_json(self, path: str | Path | None = None) -> str:
         """The report as JSON.
@@ -93,14 +93,21 @@ class Report(Mapping[str, Estimate]):
         return text
 
 
-def _plain(value: Any) -> Any:
-    """Turn a nested value into what JSON can hold."""
+def plain(value: Any) -> Any:
+    """Turn a nested value into what JSON can hold.
+
+    Args:
+        value: Tensors, mappings, sequences, numbers and strings.
+
+    Returns:
+        Plain dicts, lists and numbers; "inf" and "nan" where JSON has no number.
+    """
     if isinstance(value, Tensor):
-        return _plain(value.tolist())
+        return plain(value.tolist())
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +19,9 @@ from flatgauge.symmetry.rescaling import Call, jittered, multiplied, same_functi
 
 #: Samples that the model is read with; two, so that the batch is told from axes of size one.
 _FEW = 2
+
+#: Samples and moves of the check.
+_MORE, _MOVES = 5, 2
 
 #: Draws of the check: any would do, this one is the same every time.
 _SEED = 20190917
@@ -150,42 +154,64 @@ def check(model: nn.Module, gauge: GaugeGroup, call: Call) -> None:
     base = jittered(model, list(gauge.inference.scales), _SEED)
     if not all(bool(t.isfinite().all()) for t in call(base) if t.is_floating_point()):
         base = model
-    move = gauge.sample(generator=Generator().manual_seed(_SEED), log2_range=4)
-    twin = multiplied(base, gauge.factors(move))
-    for other in (call, *_other_shapes(call)):
-        try:
-            same, change = same_function(base, twin, other)
-        except Exception:
-            if other is call:
-                raise
-            continue  # A shape the model does not take.
-        if not same:
-            raise UnsupportedGraphError(
-                f"a rescaled copy of the model gives other outputs (they differ by {change:.2g} "
-                f"of the largest, for inputs of shape {[tuple(t.shape) for t in other.tensors]}), "
-                "so the scales read off its graph are wrong, or the model is random or depends on "
-                "the shape of its input in ways its graph does not show; `model.eval()` twice on "
-                "the same input tells whether it is random."
-            )
+    if any(p.dtype in (torch.float16, torch.bfloat16) for p in base.parameters()):
+        base = copy.deepcopy(base).float()  # Half precision has no room for the moves.
+        call = call.changed(lambda t: t.float() if t.is_floating_point() else t)
+    generator = Generator().manual_seed(_SEED)
+    others = [call, *_others(call, generator)]
+    for _ in range(_MOVES):
+        move = gauge.sample(generator=generator, log2_range=4)
+        twin = multiplied(base, gauge.factors(move))
+        for other in others:
+            try:
+                same, change = same_function(base, twin, other)
+            except Exception:
+                if other is call:
+                    raise
+                continue  # A shape the model does not take.
+            if not same:
+                raise UnsupportedGraphError(_refusal(other, change))
 
 
-def _other_shapes(call: Call) -> list[Call]:
-    """The call with one more sample, and with a shorter sequence."""
-    shapes = [_resized(call, _FEW + 1)]
+def _refusal(call: Call, change: float) -> str:
+    """What to say when a rescaled copy is not the same."""
+    return (
+        f"a rescaled copy of the model gives other outputs (they differ by {change:.2g} of the "
+        f"largest, for inputs of shape {[tuple(t.shape) for t in call.tensors]}), so the scales "
+        "read off its graph are wrong, or the model is random or depends on the shape of its input "
+        "in ways its graph does not show; calling it twice in eval mode on the same input tells "
+        "whether it is random."
+    )
+
+
+def _others(call: Call, generator: Generator) -> list[Call]:
+    """The call with more samples and other numbers, and with a shorter sequence."""
+
+    def noisy(tensor: Tensor) -> Tensor:
+        if not tensor.is_floating_point():
+            return tensor
+        noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float32).to(tensor)
+        return tensor + noise * tensor.abs().mean()
+
+    return [_resized(call, _MORE).changed(noisy), *_shortened(call)]
+
+
+def _shortened(call: Call) -> list[Call]:
+    """The call with a shorter sequence, where it has one."""
     tensors = call.tensors
     lengths = {t.shape[1] for t in tensors if t.dim() in (2, 3) and t.shape[1] > 2}
     tokens = not tensors[0].is_floating_point() or tensors[0].dim() == 3
-    if len(lengths) == 1 and tokens:
-        (length,) = lengths
+    if len(lengths) != 1 or not tokens:
+        return []
+    (length,) = lengths
 
-        def shorter(tensor: Tensor) -> Tensor:
-            axes = [a for a, size in enumerate(tensor.shape) if size == length and a]
-            for axis in axes[:1]:
-                tensor = tensor.narrow(axis, 0, length - 1)
-            return tensor
+    def shorter(tensor: Tensor) -> Tensor:
+        axes = [a for a, size in enumerate(tensor.shape) if size == length and a]
+        for axis in axes[:1]:
+            tensor = tensor.narrow(axis, 0, length - 1)
+        return tensor
 
-        shapes.append(call.changed(shorter))
-    return [shape for shape in shapes if shape is not call]
+    return [call.changed(shorter)]
 
 
 def _resized(call: Call, samples: int) -> Call:

@@ -202,8 +202,8 @@ class GaugeGroup:
         """The same function written differently.
 
         Args:
-            model: The model this group was found for, or another of the same architecture;
-                not changed.
+            model: The model this group was found for, or another of the same architecture with
+                the same buffers (stored statistics aside); not changed.
             move: A member of this group.
 
         Returns:

@@ -146,6 +146,17 @@ def compared(reading: Reading) -> Result:
     return reading.system.shadow(scales[0], reading.site) if scales else reading.fixed()
 
 
+@rule(
+    *("cross_entropy_loss", "nll_loss", "nll_loss_nd", "nll_loss2d", "nll_loss_forward"),
+    *("binary_cross_entropy", "binary_cross_entropy_with_logits", "mse_loss", "l1_loss"),
+    *("smooth_l1_loss", "huber_loss", "kl_div", "soft_margin_loss", "multi_margin_loss"),
+)
+def lost(reading: Reading) -> Result:
+    """A loss compares with targets, which cannot be scaled."""
+    reading.pin(*reading.tensors(), reason="a loss")
+    return reading.fixed()
+
+
 def _windows(
     reading: Reading,
     scale: Scale,

@@ -1,0 +1,143 @@
+"""A certificate as text."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from flatgauge.report.table import aligned
+
+if TYPE_CHECKING:
+    from flatgauge.report.certificate import Certificate, Row
+
+#: Groups that keep every output: what they do to outputs is told.
+_KEEPING = ("layerwise", "nodewise", "rows", "permutation", "branches")
+
+
+def certificate_text(certificate: Certificate) -> str:
+    """A certificate in a few lines and a table.
+
+    Args:
+        certificate: The certificate.
+
+    Returns:
+        The text.
+    """
+    parts = [heading(certificate), aligned(cells(certificate)), tail(certificate)]
+    return "\n\n".join("\n".join(part) for part in parts)
+
+
+def heading(certificate: Certificate) -> list[str]:
+    """What was certified, and what the moves did to the function."""
+    lines = [
+        f"{certificate.model}: {certificate.scales:,} independent scales, {certificate.samples:,} "
+        f"samples, {certificate.dtype}, {certificate.trials} moves of each kind"
+    ]
+    for kept in certificate.kept:
+        if kept.group in _KEEPING:
+            parts = []
+            if kept.outputs is not None:
+                parts.append(f"powers of two changed outputs by {_size(kept.outputs)}")
+            if kept.outputs_any is not None:
+                parts.append(f"other moves by {_size(kept.outputs_any)}")
+            if kept.flipped:
+                parts.append(f"{kept.flipped:,} of {kept.signs:,} ReLU signs flipped")
+            mark = "" if kept.held else "  ✗ the function is not the same"
+            lines.append(f"{kept.group}: {', '.join(parts)}{mark}")
+    return lines
+
+
+def cells(certificate: Certificate) -> list[tuple[str, ...]]:
+    """The table: a row per measure, a column per group that the model has."""
+    found = dict.fromkeys(row.group for row in certificate.rows if row.verdict != "absent")
+    measures = dict.fromkeys(row.measure for row in certificate.rows)
+    table: list[tuple[str, ...]] = [("measure", "value", *found, "pushed to")]
+    for measure in measures:
+        rows = {row.group: row for row in certificate.rows if row.measure == measure}
+        value = next(iter(rows.values())).before
+        table.append(
+            (
+                measure,
+                f"{value:.6g}",
+                *(_cell(rows[group]) for group in found),
+                _furthest([row for row in rows.values() if row.group in _KEEPING]),
+            )
+        )
+    return table
+
+
+def tail(certificate: Certificate) -> list[str]:
+    """How to read the table, what is missing, what is pinned, and the verdict."""
+    lines = [
+        "✓ claimed and true: the largest relative change, under powers of two and (after /) under",
+        "arbitrary factors; ✗ claimed and not true; without a mark: not claimed, and how it moved",
+    ]
+    absent = {row.group: row.note for row in certificate.rows if row.verdict == "absent"}
+    lines += [f"{group}: not tried, as {note}" for group, note in absent.items()]
+    told = [row for row in certificate.rows if row.note and row.verdict != "absent"]
+    lines += [f"{row.measure} under {row.group}: {row.note}" for row in told]
+    lines += [f"pinned: {pin}" for pin in certificate.pinned]
+    lines += [f"note: {note}" for note in certificate.notes]
+    claims = [row for row in certificate.rows if row.claimed and row.verdict != "absent"]
+    broken = [kept.group for kept in certificate.kept if not kept.held]
+    if broken:
+        lines.append(f"FAILED: outputs changed under {', '.join(broken)}")
+    if certificate.failures:
+        names = ", ".join(f"{row.measure} under {row.group}" for row in certificate.failures)
+        count = len(certificate.failures)
+        lines.append(f"FAILED: {count} of {len(claims)} claims do not hold: {names}")
+    if certificate.passed:
+        lines.append(f"passed: all {len(claims)} claims hold")
+    return lines
+
+
+def _cell(row: Row) -> str:
+    """How far a measure moved under a group, and whether it may."""
+    if row.verdict == "absent" or row.change is None:
+        return "could not be measured" if row.verdict == "FAILS" else ""
+    marks = {"holds": "✓ ", "FAILS": "✗ "}
+    change = _size(row.change)
+    if row.change_any is not None:
+        change += f" / {_size(row.change_any)}"
+    return marks.get(row.verdict, "") + change
+
+
+def _furthest(rows: list[Row]) -> str:
+    """The value that moves which change no output took an unprotected measure to."""
+    moved = [row.after for row in rows if row.verdict in ("moves", "FAILS")]
+    found = [value for value in moved if value is not None]
+    return f"{max(found, key=abs):.3g}" if found else ""
+
+
+def _size(change: float) -> str:
+    """A relative change: 0 where not one bit changed."""
+    return "0" if change == 0 else f"{change:.0e}"
+
+
+def rich_print(certificate: Certificate) -> None:
+    """Print a certificate on a terminal, with colour where it has any.
+
+    Args:
+        certificate: The certificate.
+    """
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console()
+    console.print("\n".join(heading(certificate)), highlight=False, markup=False)
+    names, *rows = cells(certificate)
+    table = Table(header_style="bold")
+    for name in names:
+        table.add_column(name, no_wrap=name == "measure", overflow="fold")
+    for row in rows:
+        colours = {"✓": "green", "✗": "bold red"}
+        table.add_row(*(_coloured(escape(cell), colours.get(cell[:1], "")) for cell in row))
+    console.print(table)
+    *lines, verdict = tail(certificate)
+    console.print("\n".join(lines), style="dim", highlight=False, markup=False)
+    style = "bold green" if certificate.passed else "bold red"
+    console.print(verdict, style=style, highlight=False, markup=False)
+
+
+def _coloured(text: str, style: str) -> str:
+    return f"[{style}]{text}[/]" if style else text
