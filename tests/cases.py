@@ -79,14 +79,15 @@ class Branches(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.left, self.right = nn.Linear(4, 5), nn.Linear(4, 5)
+        self.first = nn.Linear(4, 5)
+        self.left, self.right = nn.Linear(5, 3), nn.Linear(5, 3)
         with torch.no_grad():
             self.right.weight.copy_(2 * self.left.weight)
             self.right.bias.copy_(2 * self.left.bias)
-        self.head = nn.Linear(5, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(torch.relu(self.left(x)) + torch.relu(self.right(x)))
+        hidden = torch.relu(self.first(x))
+        return torch.relu(self.left(hidden)) + torch.relu(self.right(hidden))
 
 
 def _mlp(*widths: int, bias: bool = True, activation: type[nn.Module] = nn.ReLU) -> nn.Module:

@@ -274,7 +274,7 @@ def test_demo_shows_that_the_function_is_the_same_and_the_numbers_are_not():
 
 # -- certify ----------------------------------------------------------------------------------
 
-NETS = """
+CERTIFIABLE = """
 import torch
 from torch import nn
 
@@ -285,25 +285,25 @@ def net():
 
 
 @pytest.fixture
-def nets(tmp_path):
-    (tmp_path / "nets.py").write_text(NETS)
+def certifiable(tmp_path):
+    (tmp_path / "nets.py").write_text(CERTIFIABLE)
     return f"{tmp_path}/nets.py:net"
 
 
-def test_certify_prints_the_table_and_passes(nets):
+def test_certify_prints_the_table_and_passes(certifiable):
     pytest.importorskip("sklearn")
-    done = flatgauge("certify", nets, "--data", "digits", "--limit", "50", "--trials", "1")
+    done = flatgauge("certify", certifiable, "--data", "digits", "--limit", "50", "--trials", "1")
     assert done.returncode == 0, done.stderr
     assert "8 independent scales, 50 samples, float32, 1 moves of each kind" in done.stdout
     assert "nodewise: powers of two changed outputs by 0" in done.stdout
     assert "passed: all 21 claims hold" in done.stdout
 
 
-def test_certify_exits_with_one_where_a_claim_fails(nets, tmp_path):
+def test_certify_exits_with_one_where_a_claim_fails(certifiable, tmp_path):
     """A measure of the user's own, registered by the file of the model, with a false claim."""
     pytest.importorskip("sklearn")
     (tmp_path / "nets.py").write_text(
-        NETS
+        CERTIFIABLE
         + """
 from flatgauge.estimators import Estimate
 from flatgauge.measures import measure
@@ -316,10 +316,10 @@ def size(surface):
 """
     )
     options = ("--data", "digits", "--limit", "20", "--trials", "1")
-    done = flatgauge("certify", nets, *options)
+    done = flatgauge("certify", certifiable, *options)
     assert done.returncode == 1
     assert "FAILED: 1 of 22 claims do not hold: size under nodewise" in done.stdout
-    as_json = flatgauge("certify", nets, *options, "--json")
+    as_json = flatgauge("certify", certifiable, *options, "--json")
     assert as_json.returncode == 1
     contents = json.loads(as_json.stdout)
     assert contents["passed"] is False
@@ -327,10 +327,10 @@ def size(surface):
     assert [(row["measure"], row["group"]) for row in failed] == [("size", "nodewise")]
 
 
-def test_certify_refuses_bad_usage(nets):
+def test_certify_refuses_bad_usage(certifiable):
     pytest.importorskip("sklearn")
-    done = flatgauge("certify", nets, "--data", "digits", "--all", "-m", "rho_max")
+    done = flatgauge("certify", certifiable, "--data", "digits", "--all", "-m", "rho_max")
     assert done.returncode == 2
     assert "`--all` and `-m` exclude each other" in done.stderr
-    done = flatgauge("certify", nets, "--data", "digits", "--trials", "0")
+    done = flatgauge("certify", certifiable, "--data", "digits", "--trials", "0")
     assert done.returncode == 2

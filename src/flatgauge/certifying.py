@@ -63,12 +63,13 @@ def certify(
 
     Example:
         >>> from flatgauge.examples import two_weights
-        >>> certificate = certify(two_weights(2.0, 3.0), measures=["hessian_trace", "rho_sum"])
+        >>> names = ["hessian_trace", "riemannian_max_eigenvalue"]
+        >>> certificate = certify(two_weights(2.0, 3.0), measures=names)
         >>> certificate.passed
         True
         >>> frame = certificate.to_frame().set_index(["measure", "group"])
-        >>> frame.loc[("hessian_trace", "nodewise"), "verdict"]
-        'moves'
+        >>> frame.loc[[(name, "nodewise") for name in names], "change"].round(2).tolist()
+        [77.77, 0.0]
     """
     if not isinstance(surface, LossSurface):
         raise TypeError(

@@ -20,7 +20,7 @@ _COST = "about 6 to 25 Hessian products at the default tolerance"
     paper="Rangamani et al. 2019, Def. 3 and Prop. 2.5",
     geometry="per tensor",
     functional="top eigenvalue",
-    invariant_to={"layerwise", "permutation", "output_shift"},
+    invariant_to={"layerwise", "permutation"},
     cost=_COST,
     needs=("products",),
 )
@@ -43,7 +43,7 @@ def riemannian_max_eigenvalue(
         ``details["smallest"]``: the true one lies at or below it.
 
     Invariance:
-        layerwise, permutation, output_shift.
+        layerwise, permutation. (A shift of the outputs changes the size of the last bias.)
 
     Cost:
         Lanczos: about 6 to 25 Hessian products at the default tolerance.
@@ -92,7 +92,7 @@ def riemannian_max_eigenvalue(
     paper="Rangamani et al. 2019, §6",
     geometry="per weight",
     functional="top eigenvalue",
-    invariant_to={"layerwise", "nodewise", "rows", "permutation", "output_shift"},
+    invariant_to={"layerwise", "nodewise", "rows", "permutation"},
     cost=_COST,
     needs=("products",),
 )
@@ -112,7 +112,7 @@ def riemannian_max_eigenvalue_nodewise(
         one lies at or below it.
 
     Invariance:
-        layerwise, nodewise, rows, permutation, output_shift.
+        layerwise, nodewise, rows, permutation. (A shift of the outputs changes the last bias.)
 
     Cost:
         Lanczos: about 6 to 25 Hessian products at the default tolerance.

@@ -93,7 +93,9 @@ def find_rewritings(model: nn.Module, call: Call, *, log2_range: float = 6.0) ->
     if branches:
 
         def redistribute(generator: Generator, exact: bool) -> Rewriting:
-            share = float(torch.rand((), generator=generator, dtype=torch.float64))
+            # All into one branch, as in the paper, or any share.
+            uniform = 3 * float(torch.rand((), generator=generator, dtype=torch.float64)) - 1
+            share = min(max(uniform, 0.0), 1.0)
 
             def rewrite(twin: nn.Module) -> None:
                 for pair in branches:
