@@ -289,19 +289,19 @@ def test_products_of_activations_are_irregular():
     assert skeleton.outward.zero.all()
 
 
-@pytest.mark.parametrize("size", [1e-12, 1e12])
+@pytest.mark.parametrize("size", [1e-18, 1e18])
 def test_a_deep_network_leaves_the_range_of_floating_point(size):
-    """Sixty layers: values to 1e±720, against exact fractions."""
+    """Forty layers: values to 1e±720, against exact fractions."""
     torch.manual_seed(0)
-    model = nn.Sequential(*(nn.Linear(2, 2, bias=False) for _ in range(60))).double()
+    model = nn.Sequential(*(nn.Linear(2, 2, bias=False) for _ in range(40))).double()
     with torch.no_grad():
         for layer in model:
             layer.weight.copy_(size * (0.5 + torch.rand(2, 2).double()))
     gauge = find_gauge(model, torch.ones(2, 2).double())
     skeleton = strongest(gauge, dict(model.named_parameters()))
-    assert gauge.dim == 2 * 59
+    assert gauge.dim == 2 * 39
     exact = [Fraction(1), Fraction(1)]
-    for number in range(59, 0, -1):
+    for number in range(39, 0, -1):
         rows = [[Fraction(w) for w in row] for row in model[number].weight.tolist()]
         exact = [max(abs(rows[o][i]) * exact[o] for o in range(2)) for i in range(2)]
         for i in range(2):
