@@ -35,7 +35,8 @@ class Balance:
 
     Attributes:
         factors: What every tensor was multiplied by: terms to be multiplied in turn.
-        one_sided: Units of which only one side is not zero, by name: that side has norm one.
+        one_sided: Units that cannot be balanced as only one side of them is not zero, perhaps
+            after others were left out, by name: that side has norm one.
         empty: Units without any weight that is not zero, by name: left as they are.
         irregular: Parameters that are no weights from unit to unit: for units that these alone
             fix, the result is unique to rounding, but not bit for bit.
@@ -142,8 +143,9 @@ def balance_of(gauge: GaugeGroup, state: Mapping[str, Tensor]) -> Balance:
             for factor in start.factors(name):
                 value = value * factor
             squares = value.square().numpy().sum(pattern.summed, keepdims=True)
-            layers.append(_Layer(pattern, squares))
-    removed, empty = _peel(layers, gauge.dim)
+            layers.append(_Layer(pattern, np.where(pattern.still(gauge.dim), 0.0, squares)))
+    empty = _total(layers, gauge.dim, square=True) == 0
+    removed, left = _peel(layers, gauge.dim)
     logs, steps, imbalance = _newton(layers, gauge.dim)
     for units, side, edges in reversed(removed):
         logs[units] -= side * 0.5 * np.log(_squares(edges, logs, gauge.dim)[units])
@@ -155,7 +157,7 @@ def balance_of(gauge: GaugeGroup, state: Mapping[str, Tensor]) -> Balance:
         factors[name] = [*start.factors(name), exponents.exp()]
     return Balance(
         factors,
-        one_sided=tuple(names[u] for units, _, _ in removed for u in np.flatnonzero(units)),
+        one_sided=tuple(names[u] for u in np.flatnonzero(left & ~empty)),
         empty=tuple(names[u] for u in np.flatnonzero(empty)),
         irregular=skeleton.irregular,
         steps=steps,
@@ -172,18 +174,27 @@ class _Layer:
 
 
 class _Start:
-    """The gauge in which the strongest edge that leaves a unit is one.
+    """A gauge to start from: the strongest edge out of every unit is a power of two.
 
-    Factors are products and quotients of the weights themselves, without logarithms: a network
-    rescaled by powers of two gives the same bits.
+    Which power follows from the strongest path through the unit, whose value no move changes: it
+    is spread evenly over the weights of the path, so that deep networks stay within the range of
+    floating point. Factors are products and quotients of the weights themselves, without
+    logarithms: a network rescaled by powers of two gives the same bits.
     """
 
     def __init__(self, gauge: GaugeGroup, skeleton: Skeleton) -> None:
         self._gauge = gauge
-        values = skeleton.outward
-        alive = ~values.zero
-        self._mantissas = np.where(alive, values.mantissas, 1.0)
-        self._exponents = np.where(alive, values.exponents, 0)
+        out, into = skeleton.outward, skeleton.inward
+        whole = ~out.zero & ~into.zero
+        product, shift = np.frexp(np.where(whole, out.mantissas * into.mantissas, 0.5))
+        value = np.log2(product) + shift + out.exponents + into.exponents
+        share = out.lengths / np.maximum(out.lengths + into.lengths, 1)
+        even = np.where(whole, np.round(value * share), 0).astype(np.int64)
+        # A unit that leads nowhere is measured by what enters it instead.
+        alone = out.zero & ~into.zero
+        self._mantissas = np.where(out.zero, 1.0, out.mantissas)
+        self._mantissas[alone] = 1 / into.mantissas[alone]
+        self._exponents = np.where(alone, -into.exponents, out.exponents - even)
         basis = gauge.basis
         bases = self._mantissas[basis.indices]
         powers = np.where(
@@ -215,7 +226,7 @@ def _peel(
 
     Returns:
         The units taken out in turn, with the side they have (1 entering, -1 leaving) and the edges
-        there; and the units that have no edges at all.
+        there; and all units that have no edges left.
     """
     removed: list[tuple[NDArray[np.bool_], int, list[_Layer]]] = []
     gone = np.zeros(count, bool)
@@ -236,8 +247,7 @@ def _peel(
                 gone |= units
                 break  # The other side is looked at anew: these edges are gone.
         if len(removed) == before:
-            empty = (sums[1] == 0) & (sums[-1] == 0) & ~gone
-            return removed, empty
+            return removed, (sums[1] == 0) & (sums[-1] == 0)
 
 
 def _newton(layers: list[_Layer], count: int) -> tuple[Floats, int, float]:

@@ -139,7 +139,8 @@ class GaugeGroup:
         Args:
             generator: Source of randomness.
             log2_range: Every independent scale is between 2**-this and 2**this.
-            powers_of_two: Whether all factors are powers of two, which lose no bit.
+            powers_of_two: Whether all factors are powers of two, which lose no bit. A scale whose
+                root appears moves by 4, 16, ...: by one such step even if that is out of range.
             among: The coordinates to move; None for all.
 
         Returns:

@@ -7,12 +7,16 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
+from flatgauge.symmetry.gauge import GaugeGroup
 from flatgauge.symmetry.rescaling import Call, same_function
 
 #: How well two branches must be proportional.
 _ALIKE = 1e-6
+
+#: Tried on a copy; two, as layers in a row may be exchanged by one of them.
+_SHARES = (0.25, 0.6)
 
 
 @dataclass(frozen=True)
@@ -40,23 +44,36 @@ class Branches:
             state[other].copy_((1 - share) * total)
 
 
-def find_branches(model: nn.Module, call: Call) -> list[Branches]:
+def find_branches(model: nn.Module, call: Call, gauge: GaugeGroup) -> list[Branches]:
     """Find parallel branches that weight can be moved between.
 
     Args:
         model: The model.
         call: An example call.
+        gauge: Its gauge group: branches that are added scale alike.
 
     Returns:
         The pairs of branches that, tried on a copy, leave the outputs unchanged.
     """
+    move = gauge.sample(generator=Generator().manual_seed(0), powers_of_two=False)
+    factors = gauge.factors(move)
     found = []
     for branches in _proportional(dict(model.named_parameters())):
-        twin = copy.deepcopy(model)
-        branches.redistribute(twin, 0.25)
-        if same_function(model, twin, call)[0]:
+        if not all(_alike(factors, *pair) for pair in branches.pairs):
+            continue
+        twins = [copy.deepcopy(model) for _ in _SHARES]
+        for twin, share in zip(twins, _SHARES, strict=True):
+            branches.redistribute(twin, share)
+        if all(same_function(model, twin, call)[0] for twin in twins):
             found.append(branches)
     return found
+
+
+def _alike(factors: Mapping[str, Tensor], one: str, other: str) -> bool:
+    """Whether a move multiplies two tensors by the same."""
+    still = torch.ones((), dtype=torch.float64)
+    change = factors.get(one, still) / factors.get(other, still) - 1
+    return bool(change.abs().max() < _ALIKE)
 
 
 def _proportional(state: Mapping[str, Tensor]) -> Iterator[Branches]:
@@ -96,19 +113,25 @@ def find_shift(model: nn.Module, call: Call) -> str | None:
         outputs, None where there is none.
     """
     before = call(model)
-    if len(before) != 1 or not before[0].is_floating_point() or not before[0].dim():
+    if len(before) != 1 or not before[0].is_floating_point():
         return None
-    classes = before[0].shape[-1] if before[0].dim() == 2 else before[0].shape[1]
+    (old,) = before
+    sizes = {old.shape[axis] for axis in (1, -1) if old.dim() > 1} or {1}
+    far = 1 + 2 * float(old.abs().max())  # Far enough to be cut off by a ReLU at the end.
     for name, parameter in reversed(list(model.named_parameters())):
-        if parameter.numel() != classes:
-            continue
-        twin = copy.deepcopy(model)
-        with torch.no_grad():
-            twin.get_parameter(name).add_(1.0)
-        shifted = call(twin)[0] - before[0]
-        if bool((shifted - 1).abs().max() < 1e-3):
+        if parameter.numel() in sizes and all(
+            _moves_by(model, name, amount, old, call) for amount in (far, -far)
+        ):
             return name
     return None
+
+
+def _moves_by(model: nn.Module, name: str, amount: float, old: Tensor, call: Call) -> bool:
+    """Whether adding a number to a parameter adds it to all outputs."""
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        twin.get_parameter(name).add_(amount)
+    return bool((call(twin)[0] - old - amount).abs().max() < 1e-3 * abs(amount))
 
 
 def _joined(parent: str, leaf: str) -> str:

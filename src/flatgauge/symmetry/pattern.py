@@ -19,6 +19,9 @@ Floats = NDArray[np.float64]
 #: Stands for no unit: an input, a constant, or an output.
 NOTHING = -1
 
+#: Up to so many entries, a pattern is looked at entry by entry.
+_FEW = 256
+
 
 @dataclass(frozen=True)
 class Part:
@@ -105,6 +108,11 @@ class Pattern:
             found = found | hit.reshape(part.shape)
         return np.broadcast_to(found, self.shape)
 
+    def still(self, count: int) -> NDArray[np.bool_]:
+        """Which entries no unit scales, as the parts cancel: an edge from a unit to itself."""
+        values = np.random.default_rng(0).uniform(1, 2, count)
+        return np.abs(self.exponents(values)) < 1e-9
+
     def edge(self) -> tuple[Integers, Integers] | None:
         """The unit every entry enters and the one it leaves, where it is such a weight.
 
@@ -151,8 +159,23 @@ def pattern_of(gauge: GaugeGroup, name: str) -> Pattern:
         matrices[0] = _shifted(matrices[0], -shared)
         matrices[1] = _shifted(matrices[1], shared)
     parts = tuple(_part(m, shape) for m, shape in zip(matrices, shapes, strict=True))
-    whole = np.broadcast_shapes((1,) * dims, *shapes)
-    return Pattern(name, tuple(int(n) for n in whole), parts)
+    whole = tuple(int(n) for n in np.broadcast_shapes((1,) * dims, *shapes))
+    pattern = Pattern(name, whole, parts)
+    if len(parts) > 1 and pattern.edge() is None and np.prod(whole) <= _FEW:
+        # Between two units of one stream, no share is held by most rows: entry by entry it is
+        # plain where each begins and ends.
+        joined = Pattern(name, whole, (_joined(matrices, shapes, whole),))
+        return joined if joined.edge() is not None else pattern
+    return pattern
+
+
+def _joined(matrices: list[Any], shapes: list[tuple[int, ...]], whole: tuple[int, ...]) -> Part:
+    """All parts as one, which varies along all axes."""
+    rows: Any = 0
+    for matrix, shape in zip(matrices, shapes, strict=True):
+        places = np.arange(matrix.shape[0]).reshape(shape)
+        rows = rows + matrix[np.broadcast_to(places, whole).reshape(-1)]
+    return _part(rows.tocsr(), whole)
 
 
 def _common(rows: Any) -> Floats:

@@ -89,7 +89,7 @@ def find_rewritings(model: nn.Module, call: Call, *, log2_range: float = 6.0) ->
         draws["output_shift"] = _shifted(shift)
     else:
         absent["output_shift"] = "no parameter is added to all outputs"
-    branches = find_branches(model, few)
+    branches = find_branches(model, few, gauge)
     if branches:
 
         def redistribute(generator: Generator, exact: bool) -> Rewriting:

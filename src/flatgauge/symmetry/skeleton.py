@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,18 +13,23 @@ from torch import Tensor
 from flatgauge.symmetry.gauge import GaugeGroup
 from flatgauge.symmetry.pattern import NOTHING, Floats, Integers, Pattern, pattern_of
 
+#: The exponent of zero.
+_LOWEST = -(2**60)
+
 
 @dataclass(frozen=True)
 class Values:
-    """Positive numbers (or zeros) that may leave the range of floating point.
+    """Values of paths, positive or zero, that may leave the range of floating point.
 
     Attributes:
         mantissas: Between a half and one, or zero.
         exponents: Of two.
+        lengths: How many weights each path has.
     """
 
     mantissas: Floats
     exponents: Integers
+    lengths: Integers
 
     @property
     def zero(self) -> NDArray[np.bool_]:
@@ -69,6 +75,38 @@ class _Layer:
     places: Integers
     heads: Integers
     tails: Integers
+
+
+@dataclass(frozen=True)
+class _Directed:
+    """A tensor in the direction of a pass: the end whose units look for an edge, and the other."""
+
+    layer: _Layer
+    here: Integers
+    there: Integers
+
+
+@dataclass(frozen=True)
+class _Candidates:
+    """For every unit at one end of a tensor, its strongest edge there.
+
+    Attributes:
+        name: Of the tensor.
+        units: The units.
+        mantissas: Of the value of the path that begins with the edge.
+        exponents: Of the same.
+        lengths: How many weights that path has.
+        places: Flat indices of the edges.
+        tied: Whether another edge there is as strong.
+    """
+
+    name: str
+    units: Integers
+    mantissas: Floats
+    exponents: Integers
+    lengths: Integers
+    places: Integers
+    tied: NDArray[np.bool_]
 
 
 def strongest(gauge: GaugeGroup, state: Mapping[str, Tensor]) -> Skeleton:
@@ -168,64 +206,79 @@ def _relax(
     Returns:
         The products, the edge next to every unit, and the units where two edges are equal.
     """
-    mantissas, exponents = np.zeros(count + 1), np.zeros(count + 1, dtype=np.int64)
-    mantissas[count] = 0.5
-    exponents[count] = 1  # Inputs and outputs have the value one.
-    turns = np.append(order, np.iinfo(np.int64).min)
+    # The last place is that of inputs and outputs, whose value is one.
+    mantissas = np.append(np.zeros(count), 0.5)
+    exponents = np.append(np.zeros(count, dtype=np.int64), 1)
+    lengths = np.zeros(count + 1, dtype=np.int64)
     chosen: list[Edge | None] = [None] * count
     ties: set[int] = set()
-    for turn in np.unique(order):
+    for turn, touching in _turns(layers, order, outward=outward):
         mine = np.append(order == turn, False)
-        found: list[tuple[Integers, Floats, Integers, _Layer, NDArray[np.bool_]]] = []
-        known = (turns < turn) & (mantissas > 0)
-        if not known.any():
-            continue
-        top = int(exponents[known].max())
-        shift = np.where(known, np.maximum(exponents - top, -2000), -3000)
-        values = np.ldexp(np.where(known, mantissas, 0.0), shift)
-        for layer in layers:
-            here, there = (layer.tails, layer.heads) if outward else (layer.heads, layer.tails)
-            if not mine[np.where(here == NOTHING, count, here)].any():
-                continue
-            found.append(_candidates(layer, here, values[there], count))
-        if not found:
-            continue
+        known = np.where(np.append(order < turn, True), mantissas, 0.0)
+        found = [_candidates(layer, Values(known, exponents, lengths)) for layer in touching]
+        tops = np.full(count + 1, _LOWEST)
+        for one in found:
+            np.maximum.at(tops, one.units, one.exponents)
         best = np.zeros(count + 1)
-        for units, strengths, _, _, _ in found:
-            np.maximum.at(best, units, strengths)
-        best[~mine] = 0
+        for one in found:
+            np.maximum.at(best, one.units, _ldexp(one.mantissas, one.exponents - tops[one.units]))
         seen: set[int] = set()
-        for units, strengths, places, layer, tied in found:
-            hit = mine[units] & (strengths > 0) & (strengths == best[units])
-            for i in np.flatnonzero(hit):
-                unit = int(units[i])
-                if unit in seen or tied[i]:
+        for one in found:
+            sizes = _ldexp(one.mantissas, one.exponents - tops[one.units])
+            for i in np.flatnonzero(mine[one.units] & (sizes > 0) & (sizes == best[one.units])):
+                unit = int(one.units[i])
+                if unit in seen or one.tied[i]:
                     ties.add(unit)
                 if unit not in seen:
-                    chosen[unit] = Edge(layer.pattern.name, int(places[i]))
+                    chosen[unit] = Edge(one.name, int(one.places[i]))
+                    mantissas[unit], exponents[unit] = best[unit], tops[unit]
+                    lengths[unit] = one.lengths[i]
                     seen.add(unit)
-        fractions, powers = np.frexp(best)
-        mantissas[mine] = fractions[mine]
-        exponents[mine] = powers[mine] + top
-    return Values(mantissas[:count], exponents[:count]), chosen, ties
+    return Values(mantissas[:count], exponents[:count], lengths[:count]), chosen, ties
 
 
-def _candidates(
-    layer: _Layer, here: Integers, values: Floats, count: int
-) -> tuple[Integers, Floats, Integers, _Layer, NDArray[np.bool_]]:
-    """For every unit at this end of a tensor, its strongest edge there.
+def _turns(
+    layers: list[_Layer], order: Integers, *, outward: bool
+) -> list[tuple[int, list[_Directed]]]:
+    """The tensors to look at in every turn: those with an end at a unit whose turn it is."""
+    turns: dict[int, list[_Directed]] = {}
+    for layer in layers:
+        ends = (layer.tails, layer.heads) if outward else (layer.heads, layer.tails)
+        units = np.unique(ends[0])
+        for turn in np.unique(order[units[units != NOTHING]]).tolist():
+            turns.setdefault(turn, []).append(_Directed(layer, *ends))
+    return sorted(turns.items(), key=lambda item: item[0])
 
-    Returns:
-        Units, strengths, flat indices of entries, the layer, and whether another is as strong.
-    """
-    products = layer.strengths * values
-    axes = tuple(a for a in range(products.ndim) if here.shape[a] == 1 < products.shape[a])
-    kept = [a for a in range(products.ndim) if a not in axes]
-    flat = products.transpose(*kept, *axes).reshape(here.size, -1)
-    places = np.broadcast_to(layer.places, products.shape).transpose(*kept, *axes)
-    places = places.reshape(here.size, -1)
-    best = flat.argmax(1)[:, None]
-    strengths = np.take_along_axis(flat, best, 1)[:, 0]
-    tied = (flat == strengths[:, None]).sum(1) > 1
-    units = np.where(here == NOTHING, count, here).reshape(-1)
-    return units, strengths, np.take_along_axis(places, best, 1)[:, 0], layer, tied
+
+def _candidates(directed: _Directed, values: Values) -> _Candidates:
+    """For every unit at this end of a tensor, its strongest edge there."""
+    layer, here, there = directed.layer, directed.here, directed.there
+    fractions, powers = np.frexp(layer.strengths)
+    fractions, shifts = np.frexp(fractions * values.mantissas[there])
+    powers = powers + shifts + values.exponents[there]
+    powers = np.where(fractions > 0, powers, _LOWEST)
+    axes = tuple(a for a in range(powers.ndim) if here.shape[a] == 1 < powers.shape[a])
+    kept = [a for a in range(powers.ndim) if a not in axes]
+
+    def rows(array: Any) -> Any:
+        spread = np.broadcast_to(array, powers.shape).transpose(*kept, *axes)
+        return spread.reshape(here.size, -1)
+
+    tops = rows(powers).max(1, keepdims=True)
+    sizes = _ldexp(rows(fractions), rows(powers) - tops)
+    best = sizes.argmax(1)[:, None]
+    largest = np.take_along_axis(sizes, best, 1)
+    return _Candidates(
+        name=layer.pattern.name,
+        units=here.reshape(-1),
+        mantissas=largest[:, 0],
+        exponents=tops[:, 0],
+        lengths=np.take_along_axis(rows(values.lengths[there]), best, 1)[:, 0] + 1,
+        places=np.take_along_axis(rows(layer.places), best, 1)[:, 0],
+        tied=(sizes == largest).sum(1) > 1,
+    )
+
+
+def _ldexp(fractions: Floats, powers: Integers) -> Floats:
+    """Multiply by powers of two, none positive: what is far below the largest is zero."""
+    return np.ldexp(fractions, np.maximum(powers, -2000))
