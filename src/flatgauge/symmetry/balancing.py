@@ -16,17 +16,9 @@ from torch import Tensor, nn
 from flatgauge.subject import unwrapped
 from flatgauge.symmetry.finding import find_gauge
 from flatgauge.symmetry.gauge import GaugeGroup
-from flatgauge.symmetry.pattern import Floats, Pattern, pattern_of
+from flatgauge.symmetry.minimum import TOLERANCE, Edges, rescaled, smallest_norm, total
+from flatgauge.symmetry.pattern import pattern_of
 from flatgauge.symmetry.skeleton import Skeleton, strongest
-
-#: Balanced means: what enters a unit and what leaves it differ by less than this.
-TOLERANCE = 1e-12
-
-_MOST_STEPS = 100
-_MOST_INNER = 2000
-
-#: No scale changes by more than this factor's logarithm in one step.
-_LONGEST = 4.0
 
 
 @dataclass(frozen=True)
@@ -143,12 +135,14 @@ def balance_of(gauge: GaugeGroup, state: Mapping[str, Tensor]) -> Balance:
             for factor in start.factors(name):
                 value = value * factor
             squares = value.square().numpy().sum(pattern.summed, keepdims=True)
-            layers.append(_Layer(pattern, np.where(pattern.still(gauge.dim), 0.0, squares)))
-    empty = _total(layers, gauge.dim, square=True) == 0
+            layers.append(Edges(pattern, np.where(pattern.still(gauge.dim), 0.0, squares)))
+    empty = total(layers, gauge.dim, square=True) == 0
     removed, left = _peel(layers, gauge.dim)
-    logs, steps, imbalance = _newton(layers, gauge.dim)
+    logs, steps, imbalance = smallest_norm(layers, gauge.dim)
     for units, side, edges in reversed(removed):
-        logs[units] -= side * 0.5 * np.log(_squares(edges, logs, gauge.dim)[units])
+        logs[units] -= (
+            side * 0.5 * np.log(total(rescaled(edges, logs), gauge.dim, square=True)[units])
+        )
     names = _names(gauge)
     factors = {}
     for name in gauge.names:
@@ -163,14 +157,6 @@ def balance_of(gauge: GaugeGroup, state: Mapping[str, Tensor]) -> Balance:
         steps=steps,
         imbalance=imbalance,
     )
-
-
-@dataclass(frozen=True)
-class _Layer:
-    """A parameter's squared entries, summed where they scale alike."""
-
-    pattern: Pattern
-    squares: Floats
 
 
 class _Start:
@@ -220,18 +206,18 @@ class _Start:
 
 
 def _peel(
-    layers: list[_Layer], count: int
-) -> tuple[list[tuple[NDArray[np.bool_], int, list[_Layer]]], NDArray[np.bool_]]:
+    layers: list[Edges], count: int
+) -> tuple[list[tuple[NDArray[np.bool_], int, list[Edges]]], NDArray[np.bool_]]:
     """Take out units of which only one side is not zero, with their edges, again and again.
 
     Returns:
         The units taken out in turn, with the side they have (1 entering, -1 leaving) and the edges
         there; and all units that have no edges left.
     """
-    removed: list[tuple[NDArray[np.bool_], int, list[_Layer]]] = []
+    removed: list[tuple[NDArray[np.bool_], int, list[Edges]]] = []
     gone = np.zeros(count, bool)
     while True:
-        sums = {sign: _total(layers, count, sign=sign) for sign in (1, -1)}
+        sums = {sign: total(layers, count, sign=sign) for sign in (1, -1)}
         before = len(removed)
         for side in (1, -1):
             units = (sums[side] > 0) & (sums[-side] == 0) & ~gone
@@ -248,96 +234,6 @@ def _peel(
                 break  # The other side is looked at anew: these edges are gone.
         if len(removed) == before:
             return removed, (sums[1] == 0) & (sums[-1] == 0)
-
-
-def _newton(layers: list[_Layer], count: int) -> tuple[Floats, int, float]:
-    """Minimise Σ squares · exp(2 exponents) over the logarithms of the scales.
-
-    Returns:
-        The logarithms, the number of steps, and the largest relative imbalance left.
-    """
-    logs = np.zeros(count)
-    live = _total(layers, count, square=True) > 0
-    best, least = logs, np.inf
-    for step in range(_MOST_STEPS + 1):
-        weights = _weights(layers, logs)
-        gradient = _total(weights, count)
-        sizes = _total(weights, count, sign=1) + _total(weights, count, sign=-1)
-        imbalance = float(np.abs(gradient[live] / sizes[live]).max(initial=0.0))
-        if imbalance <= TOLERANCE and imbalance > least / 2:
-            break  # Rounding allows nothing better.
-        if imbalance < least:
-            best, least = logs, imbalance
-        if imbalance == 0 or step == _MOST_STEPS:
-            break
-        direction = _conjugate(weights, -gradient, live, count, min(1e-2, imbalance))
-        direction *= min(1.0, _LONGEST / max(np.abs(direction).max(), 1e-300))
-        logs = logs + _length(layers, logs, direction) * direction
-    return best, step, least
-
-
-def _length(layers: list[_Layer], logs: Floats, direction: Floats) -> float:
-    """How far to go along a Newton step: all the way, unless the norm grows."""
-    value, length = _norm(layers, logs), 1.0
-    while length > 1e-6 and _norm(layers, logs + length * direction) > value * (1 + 1e-13):
-        length /= 2
-    return length
-
-
-def _conjugate(
-    weights: list[_Layer], right: Floats, live: NDArray[np.bool_], count: int, tolerance: float
-) -> Floats:
-    """Solve the Newton equation by conjugate gradients, preconditioned by the diagonal."""
-    diagonal = np.where(live, 2 * _total(weights, count, square=True), 1.0)
-    x, residual = np.zeros(count), np.where(live, right, 0.0)
-    scaled = residual / diagonal
-    direction, product = scaled.copy(), float(residual @ scaled)
-    goal = tolerance**2 * product
-    for _ in range(_MOST_INNER):
-        if product <= goal or product == 0:
-            break
-        image = 2 * sum(
-            layer.pattern.shares(layer.squares * layer.pattern.exponents(direction), count)
-            for layer in weights
-        )
-        curvature = float(direction @ image)
-        if curvature <= 0:
-            break
-        step = product / curvature
-        x += step * direction
-        residual = residual - step * image
-        scaled = residual / diagonal
-        product, before = float(residual @ scaled), product
-        direction = scaled + (product / before) * direction
-    return x
-
-
-def _weights(layers: list[_Layer], logs: Floats) -> list[_Layer]:
-    """The squared entries after rescaling."""
-    return [
-        replace(layer, squares=layer.squares * np.exp(2 * layer.pattern.exponents(logs)))
-        for layer in layers
-    ]
-
-
-def _norm(layers: list[_Layer], logs: Floats) -> float:
-    """The squared norm after rescaling."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        total = sum(float(layer.squares.sum()) for layer in _weights(layers, logs))
-    return total if np.isfinite(total) else np.inf
-
-
-def _total(layers: list[_Layer], count: int, *, sign: int = 0, square: bool = False) -> Floats:
-    """Sums of squared entries by unit, over all layers."""
-    total = np.zeros(count)
-    for layer in layers:
-        total += layer.pattern.shares(layer.squares, count, sign=sign, square=square)
-    return total
-
-
-def _squares(edges: list[_Layer], logs: Floats, count: int) -> Floats:
-    """The squared norm of some edges by unit."""
-    return _total(_weights(edges, logs), count, square=True)
 
 
 def _names(gauge: GaugeGroup) -> list[str]:
