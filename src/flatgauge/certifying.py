@@ -9,13 +9,12 @@ from torch import Generator
 
 from flatgauge.curvature.taps import PARTS
 from flatgauge.judging import MOVED, Judgement, judge
-from flatgauge.loss import prediction
 from flatgauge.measures import GROUPS, registry
 from flatgauge.measuring import wanted_of
 from flatgauge.report import Certificate, Kept, Row
 from flatgauge.retrial import Outcome, Retrial, Wanted
 from flatgauge.surface import LossSurface
-from flatgauge.symmetry.rescaling import Call
+from flatgauge.symmetry.calling import call_of
 from flatgauge.symmetry.rewriting import RESCALINGS, Rewritings, find_rewritings
 
 Progress = Callable[[str, int, int], None]
@@ -99,7 +98,7 @@ def _certified(
     progress: Progress | None,
 ) -> Certificate:
     """Certify a surface whose model may be changed."""
-    call = _call(twin)
+    call = call_of(twin, _SAMPLES)
     rewritings = find_rewritings(twin.model, call, log2_range=log2_range)
     plan = [
         (group, exact)
@@ -169,18 +168,6 @@ def _kept(group: str, moved: dict[tuple[str, bool], list[Outcome]], retrial: Ret
         signs=retrial.signs * len(other) if rescaled else 0,
         held=group not in _KEEPING or max(outputs or 0.0, outputs_any or 0.0) <= rounding,
     )
-
-
-def _call(surface: LossSurface) -> Call:
-    """What the model is called with for the first samples, and what of its output counts."""
-    loss = surface.objective.loss
-    batch = next(surface.objective.chunks(min(_SAMPLES, surface.samples)))
-    arguments, keywords = surface.subject.arguments(batch, with_labels=loss.own)
-    if loss.own:
-        return Call(arguments, keywords, lambda output: output.loss)
-    if loss.curvature is not None:
-        return Call(arguments, keywords, prediction)
-    return Call(arguments, keywords)
 
 
 def _wanted(measures: Any) -> Wanted:

@@ -99,6 +99,9 @@ def measure(
     device: Device = "cpu",
     memory: Memory = "auto",
     weight_decay: WeightDecay = 0.0,
+    gauge: Annotated[
+        str | None, typer.Option(help="balanced: measure the way to write it of smallest norm.")
+    ] = None,
     seed: Seed = 0,
     threads: Threads = None,
     json: Json = False,
@@ -127,7 +130,8 @@ def measure(
             seed=seed,
         )
         _tell(notes)
-        report = fg.measure(surface, measures=wanted, seed=seed, progress=sys.stderr.isatty())
+        watched = sys.stderr.isatty()
+        report = fg.measure(surface, measures=wanted, gauge=gauge, seed=seed, progress=watched)
     _print_report(report, json, notes)
 
 

@@ -6,6 +6,7 @@ import math
 import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from flatgauge.measures import Measure, registry
 from flatgauge.report import Report, facts_of
 from flatgauge.report.table import duration
 from flatgauge.surface import LossSurface
+from flatgauge.symmetry.balancing import balanced
 
 Progress = Callable[[str, int, int], None]
 
@@ -28,6 +30,7 @@ def measure(
     surface: LossSurface,
     *,
     measures: Iterable[str] | Mapping[str, Mapping[str, Any]] | None = None,
+    gauge: str | None = None,
     seed: int = 0,
     progress: Progress | bool = False,
 ) -> Report:
@@ -40,6 +43,9 @@ def measure(
         surface: Where to measure.
         measures: Names of measures, or a mapping from names to their options; None for all,
             where one that fails is marked in the report and does not lose the others.
+        gauge: ``"balanced"`` to measure the balanced form of the model instead (the way to write
+            it that has the smallest norm), where every measure is invariant to rescaling; None
+            for the model as it is.
         seed: Of everything random.
         progress: True for a bar on stderr; or a function called before each measure with its
             name, how many are done, and how many there are.
@@ -48,8 +54,8 @@ def measure(
         The report: estimates by name, and the facts of the run.
 
     Raises:
-        ValueError: If a measure or an option does not exist, or a measure asked for by name
-            fails.
+        ValueError: If a measure, an option or a gauge does not exist, or a measure asked for by
+            name fails.
         RuntimeError: If the model fails while a measure asked for by name runs.
         MemoryError: If a measure asked for by name does not fit the budget.
         TypeError: If `surface` or `measures` is of the wrong kind.
@@ -66,6 +72,15 @@ def measure(
             "LossSurface(model, loss, data)."
         )
     wanted = wanted_of(measures)
+    if gauge not in (None, "balanced"):
+        raise ValueError(
+            f"`gauge={gauge!r}` is unknown; use 'balanced', or None for the model as it is."
+        )
+    if gauge is not None:
+        surface, notes = balanced(surface)
+        report = measure(surface, measures=measures, seed=seed, progress=progress)
+        facts = replace(report.facts, notes=(*notes, *report.facts.notes))
+        return replace(report, facts=facts)
     if progress is True:
         from flatgauge.report.progress import bar
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from itertools import pairwise
 
@@ -16,12 +17,18 @@ from zoo import CifarResNet, images, trained
 
 import flatgauge as fg
 from flatgauge.symmetry import find_gauge
-from flatgauge.symmetry.balancing import apply, balance_of
+from flatgauge.symmetry.balancing import Balance, apply, balance_of
 
 #: Cases in which some scales lie on no path of single weights: promised to 1e-12, not to the bit.
 IRREGULAR = ("attention", "squared", "gated", "tied weights")
 
 X = torch.randn(3, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+
+def applied(found: Balance, model: nn.Module) -> nn.Module:
+    twin = copy.deepcopy(model)
+    apply(found, twin)
+    return twin
 
 
 def generator(seed: int = 0) -> torch.Generator:
@@ -65,7 +72,7 @@ def balanced(model: nn.Module, gauge: fg.GaugeGroup) -> nn.Module:
     result = balance_of(gauge, dict(model.named_parameters()))
     assert result.converged
     assert (result.one_sided, result.empty) == ((), ())
-    return apply(result, model)
+    return applied(result, model)
 
 
 # -- what balanced means -------------------------------------------------------------------------
@@ -244,7 +251,7 @@ def test_a_chain_of_one_sided_units(side):
     gauge = find_gauge(model, X)
     found = balance_of(gauge, dict(model.named_parameters()))
     assert found.one_sided == ("0.weight[0]", "0.weight[1]", "2.weight[0]", "2.weight[1]")
-    even = apply(found, model)
+    even = applied(found, model)
     middle, outer = even[2].weight, even[4].weight if side == "in" else even[0].weight
     bias = 0.0 if side == "in" else even[0].bias.square()
     sums = outer.square().sum(0) if side == "in" else outer.square().sum(1) + bias
@@ -254,7 +261,7 @@ def test_a_chain_of_one_sided_units(side):
     sums = middle.square().sum(axis) + bias
     torch.testing.assert_close(sums, torch.ones(2).double(), rtol=1e-12, atol=0)
     moved = gauge.rescale(model, gauge.sample(generator=generator(3)))
-    assert equal(apply(balance_of(gauge, dict(moved.named_parameters())), moved), even)
+    assert equal(applied(balance_of(gauge, dict(moved.named_parameters())), moved), even)
 
 
 def test_a_unit_whose_only_edge_leads_to_a_dead_one():
@@ -264,7 +271,7 @@ def test_a_unit_whose_only_edge_leads_to_a_dead_one():
         model[2].weight[1, 0] = 0.0  # first layer, unit 0: leads to that one only
     found = balance_of(find_gauge(model, X), dict(model.named_parameters()))
     assert found.one_sided == ("0.weight[0]", "2.weight[0]")
-    even = apply(found, model)
+    even = applied(found, model)
     first = even[0].weight.square().sum(1) + even[0].bias.square()
     assert first.tolist() == pytest.approx([1, even[2].weight[1, 1].item() ** 2], rel=1e-12)
 
@@ -307,11 +314,11 @@ def test_published_networks(name):
     gauge = find_gauge(model, inputs)
     found = balance_of(gauge, dict(model.named_parameters()))
     assert found.converged
-    even = apply(found, model)
+    even = applied(found, model)
     assert norm(even) < norm(model)
     torch.testing.assert_close(even(inputs), model(inputs), rtol=1e-4, atol=1e-4)
     moved = gauge.rescale(model, gauge.sample(generator=generator()))
-    assert equal(apply(balance_of(gauge, dict(moved.named_parameters())), moved), even)
+    assert equal(applied(balance_of(gauge, dict(moved.named_parameters())), moved), even)
 
 
 def test_a_deep_residual_network():

@@ -14,11 +14,16 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from flatgauge.subject import unwrapped
-from flatgauge.symmetry.finding import find_gauge
-from flatgauge.symmetry.gauge import GaugeGroup
+from flatgauge.surface import LossSurface
+from flatgauge.symmetry.calling import call_of
+from flatgauge.symmetry.finding import check, find_gauge, read_scales
+from flatgauge.symmetry.gauge import GaugeGroup, closed
 from flatgauge.symmetry.minimum import TOLERANCE, Edges, rescaled, smallest_norm, total
 from flatgauge.symmetry.pattern import pattern_of
 from flatgauge.symmetry.skeleton import Skeleton, strongest
+
+#: Samples with which the model is read.
+_SAMPLES = 4
 
 
 @dataclass(frozen=True)
@@ -76,43 +81,75 @@ def balance(model: nn.Module, example_inputs: Any) -> nn.Module:
         >>> [round(p.item(), 9) for p in even.parameters()]
         [6.0, 8.0, 10.0, 1.0]
     """
+    gauge = find_gauge(model, example_inputs)
     inner = unwrapped(model)
-    gauge = find_gauge(inner, example_inputs)
     found = balance_of(gauge, dict(inner.named_parameters()))
+    for caveat in checked(found):
+        warnings.warn(caveat, stacklevel=2)
+    twin = copy.deepcopy(inner)
+    apply(found, twin)
+    return twin
+
+
+def balanced(surface: LossSurface) -> tuple[LossSurface, list[str]]:
+    """The same loss and data on a balanced copy of the model.
+
+    Args:
+        surface: The surface; not changed.
+
+    Returns:
+        The surface of the copy, and what is to be said about it.
+    """
+    twin = surface.twin()
+    inference, few = read_scales(twin.model, call_of(twin, _SAMPLES))
+    gauge = closed(inference)
+    check(twin.model, gauge, few)
+    found = balance_of(gauge, dict(twin.model.named_parameters()))
+    notes = [f"measured in the balanced gauge ({gauge.dim} scales fixed)", *checked(found)]
+    apply(found, twin.model)
+    return twin, notes
+
+
+def checked(found: Balance) -> list[str]:
+    """Refuse a balance that was not reached, and tell what is special about one that was.
+
+    Args:
+        found: The balance.
+
+    Returns:
+        Caveats, in words.
+
+    Raises:
+        RuntimeError: If the balance was not reached.
+    """
     if not found.converged:
         raise RuntimeError(
             f"the balance was not reached: after {found.steps} Newton steps what enters and what "
             f"leaves a unit still differ by {found.imbalance:.1g} of their size; are there weights "
             "that differ by many powers of ten?"
         )
-    if found.one_sided or found.empty:
-        warnings.warn(
-            f"{len(found.one_sided)} units have weights on one side only, which got norm one, and "
-            f"{len(found.empty)} have none: {', '.join([*found.one_sided, *found.empty][:8])}",
-            stacklevel=2,
-        )
-    return apply(found, inner)
+    if not found.one_sided and not found.empty:
+        return []
+    return [
+        f"{len(found.one_sided)} units have weights on one side only, which got norm one, and "
+        f"{len(found.empty)} have none: {', '.join([*found.one_sided, *found.empty][:8])}"
+    ]
 
 
-def apply(found: Balance, model: nn.Module) -> nn.Module:
-    """A copy of a model with the factors of its balance applied.
+def apply(found: Balance, model: nn.Module) -> None:
+    """Apply the factors of a balance to a model, in place.
 
     Args:
         found: The balance.
-        model: The model it was computed for; not changed.
-
-    Returns:
-        The copy.
+        model: The model it was computed for.
     """
-    twin = copy.deepcopy(model)
-    state = dict(twin.named_parameters()) | dict(twin.named_buffers())
+    state = dict(model.named_parameters()) | dict(model.named_buffers())
     with torch.no_grad():
         for name, factors in found.factors.items():
             value = state[name].double()
             for factor in factors:
                 value = value * factor.to(value.device)
             state[name].copy_(value)
-    return twin
 
 
 def balance_of(gauge: GaugeGroup, state: Mapping[str, Tensor]) -> Balance:

@@ -80,6 +80,11 @@ def read_arguments(model: Any, example_inputs: Any) -> tuple[nn.Module, Call]:
         TypeError: If the model is no module, or there is no tensor in the example.
         ValueError: If the model has no parameters, or none with values.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"`model` is a {type(model).__name__}, not a torch.nn.Module; the order of the "
+            "arguments is find_gauge(model, example_inputs)."
+        )
     inner = unwrapped(model)
     if not any(True for _ in inner.parameters()):
         raise ValueError("`model` has no parameters; there is nothing to rescale.")

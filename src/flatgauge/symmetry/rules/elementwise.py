@@ -73,8 +73,12 @@ def clamped(reading: Reading) -> Result:
 @rule("prelu")
 def sloped(reading: Reading) -> Result:
     """Homogeneous in the input; the slope cannot be scaled."""
-    reading.pin(reading["weight"], reason="a slope has no scale of its own")
-    return reading["self"]
+    slope, x = reading["weight"], reading["self"]
+    reading.pin(slope, reason="a slope has no scale of its own")
+    if slope.shape[0] > 1:  # One per channel: it belongs to that unit.
+        shape = (1, slope.shape[0], *(1,) * (len(x.shape) - 2))
+        reading.system.link(x, slope.apply(shape, lambda ids: ids.reshape(shape)))
+    return x
 
 
 @rule("add", "sub", "rsub", "maximum", "minimum", "fmax", "fmin", "hypot")
