@@ -107,14 +107,10 @@ class Reading:
     @property
     def site(self) -> str:
         """What new unknowns of this op are called: its parameter, or its place in the code."""
-        for source in self.node.all_input_nodes:
+        first, *others = self.node.all_input_nodes
+        for source in (*others, first):  # The first is the activation, as a rule.
             while source not in self.names and len(source.all_input_nodes) == 1:
                 (source,) = source.all_input_nodes
-                if source in self.names and op_name(source):
-                    break
-            if source in self.names and self.node.all_input_nodes[0] is not source:
-                return self.names[source]
-        for source in self.node.all_input_nodes:
             if source in self.names:
                 return self.names[source]
         line = source_line(self.node)
