@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 _KEEPING = ("layerwise", "nodewise", "rows", "permutation", "branches")
 
 
+#: Of the marks on a terminal.
+_COLOURS = {"✓": "green", "✗": "bold red"}
+
+
 def certificate_text(certificate: Certificate) -> str:
     """A certificate in a few lines and a table.
 
@@ -65,11 +69,24 @@ def cells(certificate: Certificate) -> list[tuple[str, ...]]:
     return table
 
 
+def listed(certificate: Certificate) -> list[tuple[str, ...]]:
+    """The table for narrow terminals: a row per measure and group."""
+    table: list[tuple[str, ...]] = [("measure", "group", "change", "value")]
+    last = ""
+    for row in certificate.rows:
+        if row.verdict != "absent":
+            moved = row.verdict in ("moves", "FAILS") and row.after is not None
+            value = f"{row.before:.4g} → {row.after:.3g}" if moved else f"{row.before:.6g}"
+            table.append((row.measure if row.measure != last else "", row.group, _cell(row), value))
+            last = row.measure
+    return table
+
+
 def tail(certificate: Certificate) -> list[str]:
     """How to read the table, what is missing, what is pinned, and the verdict."""
     lines = [
-        "✓ claimed and true: the largest relative change, under powers of two and (after /) under",
-        "arbitrary factors; ✗ claimed and not true; without a mark: not claimed, and how it moved",
+        "largest relative change under powers of two / under arbitrary factors; 0: not one bit",
+        "✓ claimed and true, ✗ claimed and not true, without a mark: not claimed",
     ]
     absent = {row.group: row.note for row in certificate.rows if row.verdict == "absent"}
     lines += [f"{group}: not tried, as {note}" for group, note in absent.items()]
@@ -119,19 +136,21 @@ def rich_print(certificate: Certificate) -> None:
     Args:
         certificate: The certificate.
     """
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
     console = Console()
     console.print("\n".join(heading(certificate)), highlight=False, markup=False)
-    names, *rows = cells(certificate)
-    table = Table(header_style="bold")
+    wide = cells(certificate)
+    fits = len(aligned(wide)[0]) + 2 * len(wide[0]) <= console.width
+    names, *rows = wide if fits else listed(certificate)
+    table = Table(header_style="bold", box=SIMPLE_HEAD)
     for name in names:
-        table.add_column(name, no_wrap=name == "measure", overflow="fold")
+        table.add_column(name, no_wrap=True)
     for row in rows:
-        colours = {"✓": "green", "✗": "bold red"}
-        table.add_row(*(_coloured(escape(cell), colours.get(cell[:1], "")) for cell in row))
+        table.add_row(*(_coloured(escape(cell), _COLOURS.get(cell[:1], "")) for cell in row))
     console.print(table)
     *lines, verdict = tail(certificate)
     console.print("\n".join(lines), style="dim", highlight=False, markup=False)

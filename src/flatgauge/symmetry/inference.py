@@ -62,9 +62,10 @@ def infer(graph: ModelGraph, state: Mapping[str, Tensor]) -> Inference:
     names = graph.held
     roles = _roles(graph)
     overlapping = _overlapping(state)
-    constants = graph.constants(
+    known = graph.constants(
         {name: state[name] for name in graph.buffers.values() if roles[name] == "constant"}
     )
+    constants = {n: v.cpu() if isinstance(v, Tensor) else v for n, v in known.items()}
     scales: dict[str, Scale] = {}
     followers: dict[str, Scale] = {}
     uses: list[tuple[list[Ids], list[Ids]]] = []
