@@ -57,60 +57,88 @@ def infer(graph: ModelGraph, state: Mapping[str, Tensor]) -> Inference:
     Returns:
         The scales of parameters and stored means; the outputs' are not pinned yet.
     """
-    system, pins = System(), []
-    found: dict[fx.Node, Scale | list[Scale]] = {}
-    names = graph.held
-    roles = _roles(graph)
-    overlapping = _overlapping(state)
-    known = graph.constants(
-        {name: state[name] for name in graph.buffers.values() if roles[name] == "constant"}
-    )
-    constants = {n: v.cpu() if isinstance(v, Tensor) else v for n, v in known.items()}
-    scales: dict[str, Scale] = {}
-    followers: dict[str, Scale] = {}
-    uses: list[tuple[list[Ids], list[Ids]]] = []
+    walk = _Walk(graph, state)
     for node in graph.nodes:
-        if node in names:
-            name = names[node]
-            if name in scales:
-                found[node] = scales[name]
-                continue
-            scale = _parameter(system, [n for n in names if names[n] == name], name)
-            if name in overlapping:
-                system.pin(scale)
-                pins.append(
-                    Pin("storage", "it shares memory with another parameter", "", (name,), True)
-                )
-            found[node] = scale
-            if any(n.users for n in names if names[n] == name):
-                scales[name] = scale
-        elif node in graph.buffers and roles[graph.buffers[node]] != "constant":
-            name = graph.buffers[node]
-            known = scales if roles[name] == "running_mean" else followers
-            if name not in known:
-                ids = system.fresh(shape_of(node), name, parameter=True)
-                known[name] = Scale(shape_of(node), ((_ONE, ids),))
-                if known is followers or name in overlapping:
-                    system.zeros.append(ids)
-            found[node] = known[name]
-        elif node.op == "placeholder":
-            found[node] = constant(shape_of(node))
+        walk.read(node)
+    return walk.finished()
+
+
+class _Walk:
+    """Reads one node of a graph after the other."""
+
+    def __init__(self, graph: ModelGraph, state: Mapping[str, Tensor]) -> None:
+        self._graph = graph
+        self._names, self._buffers = graph.held, graph.buffers
+        self._roles = _roles(graph)
+        self._overlapping = _overlapping(state)
+        values = graph.constants(
+            {n: state[n] for n in self._buffers.values() if self._roles[n] == "constant"}
+        )
+        self._constants = {n: v.cpu() if isinstance(v, Tensor) else v for n, v in values.items()}
+        self._system = System()
+        self._found: dict[fx.Node, Scale | list[Scale]] = {}
+        self._scales: dict[str, Scale] = {}
+        self._followers: dict[str, Scale] = {}
+        self._pins: list[Pin] = []
+        self._uses: list[tuple[list[Ids], list[Ids]]] = []
+
+    def read(self, node: fx.Node) -> None:
+        """Read off the scales of one node."""
+        buffer = self._buffers.get(node, "")
+        if node in self._names:
+            self._found[node] = self._parameter(self._names[node])
+        elif buffer and self._roles[buffer] != "constant":
+            self._found[node] = self._stored(node, buffer)
+        elif node.op == "placeholder" or node in self._constants:
+            self._found[node] = constant(shape_of(node))
         elif op_name(node):
-            reading = Reading(node, system, found, constants, names, pins)
-            found[node] = constant(shape_of(node)) if node in constants else apply_rule(reading)
-            read = [ids for scale in reading.tensors() for _, ids in scale.terms]
-            result = found[node]
+            reading = Reading(
+                node, self._system, self._found, self._constants, self._names, self._pins
+            )
+            result = self._found[node] = apply_rule(reading)
             given = result if isinstance(result, list) else [result]
-            uses.append(([ids for scale in given for _, ids in scale.terms], read))
-    _follow(system, scales)
-    outputs: list[Scale] = []
-    for node in (*graph.outputs, *graph.mutations):
-        returned = found.get(node) if isinstance(node, fx.Node) else None
-        if node in graph.outputs:
+            read = [ids for scale in reading.tensors() for _, ids in scale.terms]
+            self._uses.append(([ids for scale in given for _, ids in scale.terms], read))
+
+    def finished(self) -> Inference:
+        """What was read, once all nodes are."""
+        _follow(self._system, self._scales)
+        outputs: list[Scale] = []
+        for node in self._graph.outputs:
+            returned = self._found.get(node) if isinstance(node, fx.Node) else None
             outputs += returned if isinstance(returned, list) else [returned] if returned else []
-        elif isinstance(returned, Scale):
-            system.pin(returned)
-    return Inference(system, scales, followers, pins, outputs, uses)
+        for node in self._graph.mutations:
+            written = self._found.get(node)
+            if isinstance(written, Scale):
+                self._system.pin(written)
+        return Inference(
+            self._system, self._scales, self._followers, self._pins, outputs, self._uses
+        )
+
+    def _parameter(self, name: str) -> Scale:
+        """The scale of a parameter; one that nothing reads is not kept."""
+        if name in self._scales:
+            return self._scales[name]
+        nodes = [node for node, other in self._names.items() if other == name]
+        scale = _parameter(self._system, nodes, name)
+        if name in self._overlapping:
+            self._system.pin(scale)
+            reason = "it shares memory with another parameter"
+            self._pins.append(Pin("storage", reason, "", (name,), True))
+        if any(node.users for node in nodes):
+            self._scales[name] = scale
+        return scale
+
+    def _stored(self, node: fx.Node, name: str) -> Scale:
+        """The scale of a stored mean, or of a stored variance: fixed, but it belongs to units."""
+        mean = self._roles[name] == "running_mean"
+        known = self._scales if mean else self._followers
+        if name not in known:
+            ids = self._system.fresh(shape_of(node), name, parameter=True)
+            known[name] = Scale(shape_of(node), ((_ONE, ids),))
+            if not mean:
+                self._system.zeros.append(ids)
+        return known[name]
 
 
 def _parameter(system: System, nodes: list[fx.Node], name: str) -> Scale:
