@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
 import torch
 from cases import build
 from torch import Tensor, nn
+from torch.nn.utils import prune
 from zoo import images, trained
 
 import flatgauge as fg
@@ -97,6 +99,45 @@ def test_moves_that_change_the_function_fail_the_certificate(monkeypatch):
     surface = LossSurface(model, "cross_entropy", (torch.randn(6, 3), torch.arange(6) % 2))
     with pytest.raises(ValueError, match="a rescaled copy of the model gives other outputs"):
         certify(surface)
+
+
+@pytest.mark.parametrize(("first", "then"), [(math.inf, 1.0), (1.0, math.inf)])
+def test_a_number_that_becomes_or_was_infinite_has_moved(first, then, monkeypatch):
+    values = iter([first, *[then] * 99])
+    item = Measure(
+        *("wild", "", "", "", "", "", frozenset({"nodewise"}), "", ()),
+        lambda surface: Estimate(next(values)),
+    )
+    monkeypatch.setitem(registry._measures, "wild", item)
+    certificate = certify(build("mlp").surface(), measures=["wild"], trials=1)
+    assert verdicts(certificate)["wild", "nodewise"] == "FAILS"
+
+
+def test_an_error_that_is_not_known_excuses_nothing(monkeypatch):
+    def vague(surface: LossSurface) -> Estimate:
+        return Estimate(float(surface.point[0]), stderr=math.nan)
+
+    item = Measure("vague", "", "", "", "", "", frozenset({"nodewise"}), "", (), vague)
+    monkeypatch.setitem(registry._measures, "vague", item)
+    certificate = certify(build("mlp").surface(), measures=["vague"], trials=1)
+    assert verdicts(certificate)["vague", "nodewise"] == "FAILS"
+
+
+@pytest.mark.parametrize(("lucky", "verdict"), [(True, "holds"), (False, "FAILS")])
+def test_a_search_may_be_luckier_with_units_in_another_order(lucky, verdict, monkeypatch):
+    """The start along the gradient finds 1 again; a random one finds 3, or a bound just moved."""
+
+    def found(surface: LossSurface) -> Estimate:
+        moved = not torch.equal(surface.point, first)
+        rises = {"start 0": 1.0, "start 1": 3.0 if moved and lucky else 0.9}
+        return Estimate(3.0 if moved else 1.0, lower_bound=True, details=rises)
+
+    surface = build("mlp").surface()
+    first = surface.point.clone()
+    item = Measure("found", "", "", "", "", "", frozenset({"permutation"}), "", (), found)
+    monkeypatch.setitem(registry._measures, "found", item)
+    certificate = certify(surface, measures=["found"], trials=1)
+    assert verdicts(certificate)["found", "permutation"] == verdict
 
 
 # -- what it says -----------------------------------------------------------------------------
@@ -219,7 +260,113 @@ def test_it_needs_a_surface_and_measures_that_exist():
         certify(build("mlp").surface(), measures="rho_sum")
 
 
+@pytest.mark.parametrize("seed", [-1, 1.5, True, 2**64])
+def test_the_seed_must_be_a_whole_number(seed):
+    with pytest.raises(ValueError, match=r"`seed=.*` must be a whole number from 0"):
+        certify(build("mlp").surface(), seed=seed)
+
+
+@pytest.mark.parametrize("reach", [0.5, -3, math.inf, math.nan, "6"])
+def test_the_range_must_hold_a_power_of_two(reach):
+    with pytest.raises(ValueError, match=r"`log2_range=.*` must be a finite number of at least 1"):
+        certify(build("mlp").surface(), log2_range=reach)
+
+
+def test_a_penalty_on_the_weights_is_refused():
+    case = build("mlp")
+    surface = LossSurface(case.model, case.loss, (case.inputs, case.targets), weight_decay=0.1)
+    with pytest.raises(ValueError, match=r"`weight_decay=0.1`.*certify the surface without it"):
+        certify(surface)
+
+
+def test_measures_that_cannot_be_taken_are_told_once():
+    model = build("mlp").model
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(name.endswith("bias"))
+    case = build("mlp")
+    certificate = certify(LossSurface(model, case.loss, (case.inputs, case.targets)), trials=1)
+    assert verdicts(certificate)["rho_sum", "nodewise"] == "unmeasured"
+    assert verdicts(certificate)["rho_sum", "branches"] == "absent"
+    text = repr(certificate)
+    assert text.count("could not be measured: the model has no layers") == 1
+    assert "nodewise: not tried" not in text
+
+
+def test_a_certificate_without_claims_says_so():
+    surface = LossSurface(nn.PReLU(), "mse", (torch.randn(5, 1), torch.randn(5, 1)))
+    certificate = certify(surface, trials=1)
+    assert "passed: there was no claim to be tried" in repr(certificate)
+
+
 # -- models of many kinds ---------------------------------------------------------------------
+
+
+def test_one_output_per_sample_without_an_axis():
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 1), nn.Flatten(0))
+    data = torch.randn(9, 4), (torch.arange(9) % 2).float()
+    certificate = certify(LossSurface(model, "binary_cross_entropy", data), trials=1)
+    assert certificate.scales == 5
+    assert certificate.passed
+
+
+@pytest.mark.parametrize("size", [1.0, 1e6])
+def test_a_shift_of_large_outputs_is_found(size):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+    with torch.no_grad():
+        model[2].weight.mul_(size)
+    surface = LossSurface(model, "cross_entropy", (torch.randn(9, 4), torch.arange(9) % 3))
+    certificate = certify(surface, measures=["hessian_trace"], trials=1)
+    assert verdicts(certificate)["hessian_trace", "output_shift"] == "holds"
+
+
+class Parallel(nn.Module):
+    """Two branches, one half of the other, in single precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right, self.head = nn.Linear(4, 5), nn.Linear(4, 5), nn.Linear(5, 3)
+        self.right.load_state_dict({k: v / 2 for k, v in self.left.state_dict().items()})
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.relu(self.left(x)) + torch.relu(self.right(x)))
+
+
+def test_branches_are_found_in_single_precision():
+    torch.manual_seed(0)
+    surface = LossSurface(Parallel(), "cross_entropy", (torch.randn(9, 4), torch.arange(9) % 3))
+    certificate = certify(surface, trials=1)
+    assert verdicts(certificate)["hessian_trace", "branches"] in ("moves", "still")
+    assert certificate.passed
+
+
+class Chained(nn.Module):
+    """Two alike normalizations in a row, of which the second undoes any scale of the first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.LayerNorm(6, eps=1e-30), nn.LayerNorm(6, eps=1e-30)
+        self.third, self.head = nn.LayerNorm(6, eps=1e-30), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.third(self.second(self.first(x))))
+
+
+def test_what_is_in_a_row_is_no_pair_of_branches():
+    model = Chained().double()
+    nn.init.normal_(model.third.weight)
+    surface = LossSurface(model, "cross_entropy", (torch.randn(9, 6), torch.arange(9) % 3))
+    certificate = certify(surface, measures=["hessian_max_eigenvalue"], trials=1)
+    assert verdicts(certificate)["hessian_max_eigenvalue", "branches"] == "absent"
+
+
+def test_a_pruned_model():
+    model = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
+    prune.l1_unstructured(model[0], "weight", 0.3)
+    surface = LossSurface(model, "cross_entropy", (torch.randn(9, 4), torch.arange(9) % 3))
+    certificate = certify(surface, trials=1)
+    assert certificate.scales == 5 + 6  # Hidden units, and weights behind the mask.
+    assert certificate.passed
 
 
 class Dictionary(nn.Module):

@@ -294,7 +294,7 @@ def test_certify_prints_the_table_and_passes(certifiable):
     pytest.importorskip("sklearn")
     done = flatgauge("certify", certifiable, "--data", "digits", "--limit", "50", "--trials", "1")
     assert done.returncode == 0, done.stderr
-    assert "8 independent scales, 50 samples, float32, 1 moves of each kind" in done.stdout
+    assert "8 independent scales, 50 samples, float32, 1 move of each kind" in done.stdout
     assert "nodewise: powers of two changed outputs by 0" in done.stdout
     assert "passed: all 21 claims hold" in done.stdout
 

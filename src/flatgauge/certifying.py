@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -57,7 +58,8 @@ def certify(
         The certificate; `.passed` says whether every claim holds.
 
     Raises:
-        ValueError: If `trials` is not positive, a measure does not exist or fails.
+        ValueError: If an argument is out of range, the surface has a weight decay, or a measure
+            does not exist or fails.
         TypeError: If `surface` is of the wrong kind.
 
     Example:
@@ -77,6 +79,19 @@ def certify(
         )
     if isinstance(trials, bool) or not isinstance(trials, int) or trials < 1:
         raise ValueError(f"`trials={trials!r}` must be a whole number of at least 1.")
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
+        raise ValueError(f"`seed={seed!r}` must be a whole number from 0 to 2**32 - 1.")
+    if not isinstance(log2_range, (int, float)) or not 1 <= log2_range < math.inf:
+        raise ValueError(
+            f"`log2_range={log2_range!r}` must be a finite number of at least 1: half of the moves "
+            "are by powers of two."
+        )
+    if surface.weight_decay:
+        raise ValueError(
+            f"the surface has `weight_decay={surface.weight_decay:g}`, a penalty on the weights "
+            "that changes with every way to write the network, so that nothing is invariant; "
+            "certify the surface without it."
+        )
     wanted = _wanted(measures)
     twin = surface.twin()
     if progress is True:

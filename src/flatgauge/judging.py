@@ -28,7 +28,8 @@ class Judgement:
 
     Attributes:
         verdict: "holds", "FAILS", "moves" (not claimed, and it does), "still" (not claimed, and
-            it did not), or "absent" (the model has no such group).
+            it did not), "unmeasured" (the measure cannot be taken here), or "absent" (the model
+            has no such group).
         after: The value furthest from the one before, None where none was taken.
         change: The largest relative change under powers of two, for groups that rescale; under
             any members for the others. None where nothing was tried.
@@ -77,24 +78,25 @@ def judge(
     estimates = [outcome.estimates[name] for outcome in (*exact, *other)]
     broken = next((e for e in (before, *estimates) if math.isnan(e.value)), None)
     if broken is not None:
-        verdict = "FAILS" if claimed and broken is not before else "absent"
+        verdict = "FAILS" if claimed and broken is not before else "unmeasured"
         return Judgement(verdict, note="; ".join(broken.notes))
     rounding = DOUBLE if retrial.double else SINGLE
     bits = _worst((before, e) for e in _of(exact, name))
+    search = group == "permutation" and before.lower_bound
     loose = _worst(
         ((before, e) for e in _of(other, name)),
         rounding,
         solver=retrial.double or not exact,
-        search=_SEARCH if group == "permutation" and before.lower_bound else 0.0,
+        search=search,
     )
     note = ""
     if claimed and not retrial.double and loose[0] > loose[1]:
         pairs = [retrial.confirmed(outcome, name) for outcome in other]
-        fine = _worst(pairs, DOUBLE, solver=True)
+        fine = _worst(pairs, DOUBLE, solver=True, search=search)
         if fine[0] <= fine[1]:
             signs = sum(outcome.flipped for outcome in other) if exact else 0
             flips = f" ({signs} ReLU signs flipped)" if signs else ""
-            note = f"rounding of float32 moves it by {loose[0]:.0e}{flips}; judged in float64"
+            note = f"moved by {loose[0]:.0e} in float32{flips}; judged in float64"
             loose = fine
     held = bits[0] <= bits[1] and loose[0] <= loose[1]
     furthest = max(estimates, key=lambda e: relative(before.value, e.value))
@@ -116,15 +118,24 @@ def _worst(
     rounding: float = 0.0,
     *,
     solver: bool = False,
-    search: float = 0.0,
+    search: bool = False,
 ) -> tuple[float, float]:
     """The relative change that exceeds most what is allowed for it, and what is allowed."""
     worst, allowed = 0.0, math.inf
     for before, after in pairs:
         change, size = relative(before.value, after.value), abs(before.value) or 1.0
         noise = _ERRORS * (before.stderr + after.stderr) / size
+        noise = 0.0 if math.isnan(noise) else noise  # An unknown error excuses nothing.
         bound = 10 * max(before.bound or 0.0, after.bound or 0.0) / size if solver else 0.0
-        limit = max(rounding, bound, search) + noise
+        spread = max(_SEARCH, _spread(before) / size, _spread(after) / size) if search else 0.0
+        limit = max(rounding, bound, spread) + noise
         if change - limit >= worst - allowed:
             worst, allowed = change, limit
     return worst, allowed
+
+
+def _spread(estimate: Estimate) -> float:
+    """How far the starts of a search ended apart."""
+    # The start along the gradient moves with the units: only what others find beyond it changes.
+    rises = [value for key, value in estimate.details.items() if key.startswith("start ")]
+    return max(rises) - min(rises) if rises else 0.0

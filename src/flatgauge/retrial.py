@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -125,7 +126,7 @@ def relative(before: float, after: float) -> float:
     """How much a number changed, beside its size."""
     if before == after:
         return 0.0
-    return abs(after - before) / abs(before) if before else float("inf")
+    return abs(after - before) / abs(before) if before and math.isfinite(before) else math.inf
 
 
 def _change(before: list[Tensor], after: list[Tensor]) -> float:
@@ -134,7 +135,8 @@ def _change(before: list[Tensor], after: list[Tensor]) -> float:
     for one, other in zip(before, after, strict=True):
         if not torch.equal(one, other):
             size = float(one.double().abs().max())
-            worst = max(worst, float((one.double() - other.double()).abs().max()) / (size or 1.0))
+            change = float((one.double() - other.double()).abs().max()) / (size or 1.0)
+            worst = max(worst, math.inf if math.isnan(change) else change)
     return worst
 
 

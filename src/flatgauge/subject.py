@@ -178,6 +178,20 @@ class Subject:
         return torch.float32
 
 
+def computed(model: nn.Module) -> dict[int, Tensor]:
+    """Copies of the tensors that a model computes and holds (pruning, old weight norms).
+
+    Args:
+        model: The model.
+
+    Returns:
+        The copies by the identity of what they are copied from: a memo for `copy.deepcopy`, which
+        copies no computed tensors by itself.
+    """
+    held = [value for module in model.modules() for value in vars(module).values()]
+    return {id(v): v.detach().clone() for v in held if isinstance(v, Tensor) and not v.is_leaf}
+
+
 def unwrapped(model: Any) -> nn.Module:
     """Take off wrappers that stand in the way of second derivatives.
 

@@ -28,7 +28,7 @@ from flatgauge.objective import Objective
 from flatgauge.precision import wide
 from flatgauge.products import DESCRIPTIONS, difference_product
 from flatgauge.second_order import SecondOrder
-from flatgauge.subject import Subject
+from flatgauge.subject import Subject, computed
 
 Point = Tensor | Mapping[str, Tensor]
 T = TypeVar("T")
@@ -391,6 +391,7 @@ class LossSurface:
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LossSurface:
         twin = memo[id(self)] = type(self).__new__(type(self))
+        memo |= computed(self.model)
         held = self.__dict__ | {"_recalled": {}, "_lasting": {}}  # To be computed anew.
         twin.__dict__.update(copy.deepcopy(held, memo))
         return twin

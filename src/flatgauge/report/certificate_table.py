@@ -34,7 +34,8 @@ def heading(certificate: Certificate) -> list[str]:
     """What was certified, and what the moves did to the function."""
     lines = [
         f"{certificate.model}: {certificate.scales:,} independent scales, {certificate.samples:,} "
-        f"samples, {certificate.dtype}, {certificate.trials} moves of each kind"
+        f"samples, {certificate.dtype}, {certificate.trials} "
+        f"move{'s' if certificate.trials > 1 else ''} of each kind"
     ]
     for kept in certificate.kept:
         if kept.group in _KEEPING:
@@ -90,11 +91,17 @@ def tail(certificate: Certificate) -> list[str]:
     ]
     absent = {row.group: row.note for row in certificate.rows if row.verdict == "absent"}
     lines += [f"{group}: not tried, as {note}" for group, note in absent.items()]
-    told = [row for row in certificate.rows if row.note and row.verdict != "absent"]
+    unmeasured: dict[str, dict[str, None]] = {}
+    for row in certificate.rows:
+        if row.verdict == "unmeasured":
+            unmeasured.setdefault(row.note, {})[row.measure] = None
+    lines += [f"{', '.join(names)}: {note}" for note, names in unmeasured.items()]
+    silent = ("absent", "unmeasured")
+    told = [row for row in certificate.rows if row.note and row.verdict not in silent]
     lines += [f"{row.measure} under {row.group}: {row.note}" for row in told]
     lines += [f"pinned: {pin}" for pin in certificate.pinned]
     lines += [f"note: {note}" for note in certificate.notes]
-    claims = [row for row in certificate.rows if row.claimed and row.verdict != "absent"]
+    claims = [row for row in certificate.rows if row.claimed and row.verdict not in silent]
     broken = [kept.group for kept in certificate.kept if not kept.held]
     if broken:
         lines.append(f"FAILED: outputs changed under {', '.join(broken)}")
@@ -103,13 +110,14 @@ def tail(certificate: Certificate) -> list[str]:
         count = len(certificate.failures)
         lines.append(f"FAILED: {count} of {len(claims)} claims do not hold: {names}")
     if certificate.passed:
-        lines.append(f"passed: all {len(claims)} claims hold")
+        held = f"all {len(claims)} claims hold" if claims else "there was no claim to be tried"
+        lines.append(f"passed: {held}")
     return lines
 
 
 def _cell(row: Row) -> str:
     """How far a measure moved under a group, and whether it may."""
-    if row.verdict == "absent" or row.change is None:
+    if row.change is None:
         return "could not be measured" if row.verdict == "FAILS" else ""
     marks = {"holds": "✓ ", "FAILS": "✗ "}
     change = _size(row.change)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -20,6 +19,7 @@ from flatgauge.symmetry.finding import check, find_gauge, read_scales
 from flatgauge.symmetry.gauge import GaugeGroup, closed
 from flatgauge.symmetry.minimum import TOLERANCE, Edges, rescaled, smallest_norm, total
 from flatgauge.symmetry.pattern import pattern_of
+from flatgauge.symmetry.rescaling import copied
 from flatgauge.symmetry.skeleton import Skeleton, strongest
 
 #: Samples with which the model is read.
@@ -71,6 +71,7 @@ def balance(model: nn.Module, example_inputs: Any) -> nn.Module:
         norm one, and a warning names the unit.
 
     Raises:
+        ValueError: If a parameter is not finite.
         RuntimeError: If the balance is not reached.
 
     Example:
@@ -83,10 +84,16 @@ def balance(model: nn.Module, example_inputs: Any) -> nn.Module:
     """
     gauge = find_gauge(model, example_inputs)
     inner = unwrapped(model)
+    for name, parameter in inner.named_parameters():
+        if not bool(parameter.isfinite().all()):
+            raise ValueError(
+                f"`{name}` of the model holds values that are nan or infinite, which no factor "
+                "balances; the training diverged, or the checkpoint is damaged."
+            )
     found = balance_of(gauge, dict(inner.named_parameters()))
     for caveat in checked(found):
         warnings.warn(caveat, stacklevel=2)
-    twin = copy.deepcopy(inner)
+    twin = copied(inner)
     apply(found, twin)
     return twin
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +14,7 @@ from flatgauge.isolation import isolated
 from flatgauge.subject import unwrapped
 from flatgauge.symmetry.gauge import GaugeGroup, closed
 from flatgauge.symmetry.inference import Inference, infer
-from flatgauge.symmetry.rescaling import Call, jittered, multiplied, same_function
+from flatgauge.symmetry.rescaling import Call, copied, jittered, multiplied, same_function
 
 #: Samples that the model is read with; two, so that the batch is told from axes of size one.
 _FEW = 2
@@ -160,7 +159,7 @@ def check(model: nn.Module, gauge: GaugeGroup, call: Call) -> None:
     if not all(bool(t.isfinite().all()) for t in call(base) if t.is_floating_point()):
         base = model
     if any(p.dtype in (torch.float16, torch.bfloat16) for p in base.parameters()):
-        base = copy.deepcopy(base).float()  # Half precision has no room for the moves.
+        base = copied(base).float()  # Half precision has no room for the moves.
         call = call.changed(lambda t: t.float() if t.is_floating_point() else t)
     generator = Generator().manual_seed(_SEED)
     others = [call, *_others(call, generator)]

@@ -147,11 +147,12 @@ class GaugeGroup:
             The move.
 
         Raises:
-            ValueError: If `log2_range` is not positive, or no power of two lies in it.
+            ValueError: If `log2_range` is not positive and finite, or no power of two lies in it.
         """
-        if not log2_range > 0 or (powers_of_two and log2_range < 1):
+        if not 0 < log2_range < float("inf") or (powers_of_two and log2_range < 1):
             raise ValueError(
-                f"`log2_range={log2_range}` must be positive, and at least 1 for powers of two."
+                f"`log2_range={log2_range}` must be positive and finite, and at least 1 for powers "
+                "of two."
             )
         if powers_of_two:
             steps = torch.from_numpy(self._steps)

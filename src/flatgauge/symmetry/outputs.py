@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
 from torch import Generator, Tensor, nn
 
 from flatgauge.symmetry.gauge import GaugeGroup
-from flatgauge.symmetry.rescaling import Call, same_function
+from flatgauge.symmetry.rescaling import Call, copied, same_function
 
 #: How well two branches must be proportional.
 _ALIKE = 1e-6
@@ -57,15 +57,19 @@ def find_branches(model: nn.Module, call: Call, gauge: GaugeGroup) -> list[Branc
     """
     move = gauge.sample(generator=Generator().manual_seed(0), powers_of_two=False)
     factors = gauge.factors(move)
+    # In double precision: a share of a rounded weight is rounded once more.
+    double = copied(model).double()
+    fine = call.changed(lambda t: t.double() if t.is_floating_point() else t)
     found = []
     for branches in _proportional(dict(model.named_parameters())):
         if not all(_alike(factors, *pair) for pair in branches.pairs):
             continue
-        twins = [copy.deepcopy(model) for _ in _SHARES]
+        twins = [copied(double) for _ in _SHARES]
         for twin, share in zip(twins, _SHARES, strict=True):
             branches.redistribute(twin, share)
-        if all(same_function(model, twin, call)[0] for twin in twins):
-            found.append(branches)
+        with suppress(RuntimeError):  # A model that insists on its own precision.
+            if all(same_function(double, twin, fine)[0] for twin in twins):
+                found.append(branches)
     return found
 
 
@@ -128,7 +132,7 @@ def find_shift(model: nn.Module, call: Call) -> str | None:
 
 def _moves_by(model: nn.Module, name: str, amount: float, old: Tensor, call: Call) -> bool:
     """Whether adding a number to a parameter adds it to all outputs."""
-    twin = copy.deepcopy(model)
+    twin = copied(model)
     with torch.no_grad():
         twin.get_parameter(name).add_(amount)
     return bool((call(twin)[0] - old - amount).abs().max() < 1e-3 * abs(amount))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Generator, Tensor, nn
 
 from flatgauge.symmetry.inference import Inference
-from flatgauge.symmetry.rescaling import Call, same_function
+from flatgauge.symmetry.rescaling import Call, copied, same_function
 from flatgauge.symmetry.scale import Scale
 
 #: New places along the axes of tensors, by name.
@@ -89,9 +89,7 @@ def find_blocks(inference: Inference, model: nn.Module, call: Call) -> list[Bloc
 
 def _holds(model: nn.Module, call: Call, blocks: list[Block], generator: Generator) -> bool:
     """Whether a model stays the same with some blocks in another order."""
-    import copy
-
-    twin = copy.deepcopy(model)
+    twin = copied(model)
     for block in blocks:
         reorder(twin, block.draw(generator))
     return same_function(model, twin, call)[0]

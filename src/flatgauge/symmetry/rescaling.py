@@ -14,6 +14,7 @@ from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from flatgauge.isolation import isolated
+from flatgauge.subject import computed
 
 #: How far outputs may differ in double precision, beside the largest of them.
 _ROUNDING = 1e-9
@@ -67,9 +68,7 @@ class Call:
 
 def copied(model: nn.Module) -> nn.Module:
     """A copy of a model, also of one that holds computed weights (pruning, old weight norms)."""
-    held = [value for module in model.modules() for value in vars(module).values()]
-    computed = [v for v in held if isinstance(v, Tensor) and not v.is_leaf]
-    return copy.deepcopy(model, {id(v): v.detach().clone() for v in computed})
+    return copy.deepcopy(model, dict(computed(model)))
 
 
 def multiplied(model: nn.Module, factors: Mapping[str, Tensor]) -> nn.Module:
