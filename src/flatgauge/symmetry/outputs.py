@@ -16,7 +16,7 @@ from flatgauge.symmetry.rescaling import Call, copied, same_function
 _ALIKE = 1e-6
 
 #: Tried on a copy; two, as layers in a row may be exchanged by one of them.
-_SHARES = (0.25, 0.6)
+_SHARES = (0.25, 0.6, 0.0, 1.0)
 
 
 @dataclass(frozen=True)
