@@ -184,9 +184,10 @@ def balance_of(gauge: GaugeGroup, state: Mapping[str, Tensor]) -> Balance:
     removed, left = _peel(layers, gauge.dim)
     logs, steps, imbalance = smallest_norm(layers, gauge.dim)
     for units, side, edges in reversed(removed):
-        logs[units] -= (
-            side * 0.5 * np.log(total(rescaled(edges, logs), gauge.dim, square=True)[units])
-        )
+        weights = rescaled(edges, logs)
+        sums = total(weights, gauge.dim, sign=side)[units]
+        powers = total(weights, gauge.dim, square=True)[units] / sums  # One, but for pow and sqrt.
+        logs[units] -= side * 0.5 * np.log(sums / powers) / powers
     names = _names(gauge)
     factors = {}
     for name in gauge.names:
