@@ -165,8 +165,8 @@ def certify(
 ) -> None:
     """Rewrite a model in every way it allows and see which measures move; exit 1 if a claim fails.
 
-    Without -m, the measures that share the sweep are certified. The model must be invariant under
-    its own gauge group whatever the data: a few hundred samples (--limit) are enough.
+    Without -m, the measures that share the sweep are certified. What is proved does not depend on
+    the number of samples: a few hundred (--limit) are enough.
     """  # noqa: DOC501
     import flatgauge as fg
     from flatgauge.command import open_surface, read_measures, set_threads

@@ -124,8 +124,9 @@ def _worst(
     worst, allowed = 0.0, math.inf
     for before, after in pairs:
         change, size = relative(before.value, after.value), abs(before.value) or 1.0
-        noise = _ERRORS * (before.stderr + after.stderr) / size
-        noise = 0.0 if math.isnan(noise) else noise  # An unknown error excuses nothing.
+        # What stands still keeps its error, too: a larger one afterwards excuses nothing.
+        error = math.hypot(before.stderr, min(after.stderr, 2 * before.stderr))
+        noise = 0.0 if math.isnan(error) else _ERRORS * error / size
         bound = 10 * max(before.bound or 0.0, after.bound or 0.0) / size if solver else 0.0
         spread = max(_SEARCH, _spread(before) / size, _spread(after) / size) if search else 0.0
         limit = max(rounding, bound, spread) + noise

@@ -24,6 +24,8 @@ def description(gauge: GaugeGroup) -> str:
         then what is pinned, and by what.
     """
     lines = [f"{gauge.dim} independent scales, moving {len(gauge.names)} tensors"]
+    if not gauge.dim:
+        lines = ["no scale is free: this model can be written in one way only, as far as scales go"]
     rows = [("scales of the output of", "number", "times", "divided")]
     signs = {name: _signs(gauge, name) for name in gauge.names}
     for site in dict.fromkeys(gauge.sites):
