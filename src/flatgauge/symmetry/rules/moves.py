@@ -28,8 +28,12 @@ _ANY = -1
 def moved(reading: Reading) -> Result:
     """The op itself, run on the array of unknowns."""
     source, *rest = reading.node.args
+    assert isinstance(source, fx.Node)
     if "dtype" in reading.arguments:
         reading.pin(*reading.tensors(), reason="it reads the bits of numbers as others")
+        return reading.fixed()
+    if op_name(reading.node) == "as_strided" and not source.meta["val"].is_contiguous():
+        reading.pin(*reading.tensors(), reason="it reads memory in an order of its own")
         return reading.fixed()
     if any(node not in reading.constants for node in _nodes((rest, reading.node.kwargs))):
         if op_name(reading.node) not in ("view_as", "reshape_as", "expand_as"):
