@@ -412,6 +412,14 @@ def test_a_model_that_computes_its_own_loss():
     assert any("layer_norm" in pin for pin in certificate.pinned)
 
 
+def test_random_probes_move_with_the_layers():
+    """Estimated blocks, where the output is curved: the same probes in the layers' own units."""
+    certificate = certify(build("attention").surface(), measures=["kappa_trace_sum"], trials=2)
+    row = next(row for row in certificate.rows if row.group == "layerwise")
+    assert (row.verdict, row.change) == ("holds", 0.0)
+    assert row.change_any < 1e-10
+
+
 def test_a_frozen_backbone():
     case = build("mlp")
     case.model[0].requires_grad_(False)

@@ -47,7 +47,9 @@ def test_wrong_moves_are_refused():
     with pytest.raises(ValueError, match="has 2 scales, but this group has 8; a move belongs"):
         gauge.rescale(model, gauge.layerwise().sample(generator=generator()))
     for reach, exact in ((0, False), (-1, True), (0.5, True), (float("nan"), False)):
-        with pytest.raises(ValueError, match="must be positive, and at least 1 for powers of two"):
+        with pytest.raises(
+            ValueError, match="must be positive and finite, and at least 1 for powers of two"
+        ):
             gauge.sample(generator=generator(), log2_range=reach, powers_of_two=exact)
 
 

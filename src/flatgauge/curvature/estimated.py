@@ -33,7 +33,9 @@ def estimated_blocks(
 
     A random vector v with E[v vᵀ] = A on every block, and zero mean between blocks, gives
     E[v_l · (Hv)_l] = tr(A H_ll): the identity for the trace, the outer products of units'
-    weights for their forms, (W Wᵀ) ⊗ 1 for the relative flatness.
+    weights for their forms, (W Wᵀ) ⊗ 1 for the relative flatness. Random vectors are as long as the
+    weights of each block: what one block's noise adds to another's does not grow when a network is
+    rescaled layer by layer.
 
     Args:
         surface: Where to estimate.
@@ -63,6 +65,8 @@ def estimated_blocks(
         for vector, product in drawn:
             for name in taking:
                 values = wide(vector[name]) * wide(product[name])
+                if kind[0] == "trace":
+                    values = values / _size(params[name]) ** 2
                 for part in parts:
                     _accumulate(sums, (name, part), _reduced(values, part, layers.get(name)))
         for (name, part), (total, squares) in sums.items():
@@ -97,7 +101,7 @@ def _drawn(
 def _random(weight: Tensor, kind: str, layer: Layer | None, generator: Generator) -> Tensor:
     """A random vector on one block."""
     if kind == "trace" or layer is None:
-        return _signs(weight.shape, weight, generator)
+        return _size(weight) * _signs(weight.shape, weight, generator)
     canonical = layer.canonical(weight)
     groups, out, inner, taps = canonical.shape
     if kind == "relative":
@@ -118,6 +122,11 @@ def _reduced(values: Tensor, part: str, layer: Layer | None) -> Tensor:
         return values.sum()
     canonical = layer.canonical(values)
     return layer.incoming(canonical) if part == "incoming" else layer.outgoing(canonical)
+
+
+def _size(weight: Tensor) -> float:
+    """The length of a block's weights, one where there are none."""
+    return float(wide(weight).norm()) or 1.0
 
 
 def _signs(shape: tuple[int, ...], like: Tensor, generator: Generator) -> Tensor:
