@@ -4,27 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from torch import Generator
 
 from flatgauge.curvature.taps import PARTS
-from flatgauge.judging import MOVED, Judgement, judge
+from flatgauge.judging import MOVED, judge
 from flatgauge.measures import GROUPS, registry
 from flatgauge.measuring import wanted_of
 from flatgauge.report import Certificate, Kept, Row
 from flatgauge.retrial import Outcome, Retrial, Wanted
 from flatgauge.surface import LossSurface
 from flatgauge.symmetry.calling import call_of
-from flatgauge.symmetry.rewriting import RESCALINGS, Rewritings, find_rewritings
+from flatgauge.symmetry.rewriting import KEEPING, RESCALINGS, Rewritings, find_rewritings
 
 Progress = Callable[[str, int, int], None]
 
 #: Samples on which outputs and signs are compared.
 _SAMPLES = 256
-
-#: The groups that keep every output.
-_KEEPING = ("layerwise", "nodewise", "rows", "permutation", "branches")
 
 
 def certify(
@@ -153,17 +151,12 @@ def _rows(
     for item, _ in wanted:
         value = retrial.before[item.name].value
         for group in GROUPS:
-            claimed = group in item.invariant_to
+            row = Row(item.name, group, group in item.invariant_to, value)
             exact, other = moved.get((group, True), []), moved.get((group, False), [])
             absent = rewritings.absent.get(group)
             if group == "output_shift" and max((o.loss for o in other), default=0.0) > MOVED:
                 absent = "the loss sees a shift of the outputs: it is another function"
-            judged = (
-                Judgement("absent", note=absent)
-                if absent
-                else judge(item.name, group, retrial, exact, other, claimed=claimed)
-            )
-            yield Row(item.name, group, claimed, value, **vars(judged))
+            yield replace(row, note=absent) if absent else judge(row, retrial, exact, other)
 
 
 def _kept(group: str, moved: dict[tuple[str, bool], list[Outcome]], retrial: Retrial) -> Kept:
@@ -181,7 +174,7 @@ def _kept(group: str, moved: dict[tuple[str, bool], list[Outcome]], retrial: Ret
         loss=max(o.loss for o in (*exact, *other)),
         flipped=sum(o.flipped for o in other) if rescaled else 0,
         signs=retrial.signs * len(other) if rescaled else 0,
-        held=group not in _KEEPING or max(outputs or 0.0, outputs_any or 0.0) <= rounding,
+        held=group not in KEEPING or max(outputs or 0.0, outputs_any or 0.0) <= rounding,
     )
 
 

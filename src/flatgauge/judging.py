@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from flatgauge.estimators import Estimate
+from flatgauge.report import Row
 from flatgauge.retrial import Outcome, Retrial, relative
 
 #: What a change must exceed to count as one: below it, an unclaimed invariance "did not show".
@@ -22,41 +23,7 @@ _ERRORS = 5.0
 _SEARCH = 0.05
 
 
-@dataclass(frozen=True)
-class Judgement:
-    """What a measure did under a group of rewritings.
-
-    Attributes:
-        verdict: "holds", "FAILS", "moves" (not claimed, and it does), "still" (not claimed, and
-            it did not), "unmeasured" (the measure cannot be taken here), or "absent" (the model
-            has no such group).
-        after: The value furthest from the one before, None where none was taken.
-        change: The largest relative change under powers of two, for groups that rescale; under
-            any members for the others. None where nothing was tried.
-        allowed: What a claim allows there.
-        change_any: The largest relative change under arbitrary factors, None where there are none.
-        allowed_any: What a claim allows there.
-        note: Why a group is absent, or what else the reader must know.
-    """
-
-    verdict: str
-    after: float | None = None
-    change: float | None = None
-    allowed: float = 0.0
-    change_any: float | None = None
-    allowed_any: float = 0.0
-    note: str = ""
-
-
-def judge(
-    name: str,
-    group: str,
-    retrial: Retrial,
-    exact: list[Outcome],
-    other: list[Outcome],
-    *,
-    claimed: bool,
-) -> Judgement:
+def judge(row: Row, retrial: Retrial, exact: list[Outcome], other: list[Outcome]) -> Row:
     """Judge one measure under one group.
 
     Powers of two must not change one bit; everything else may change what rounding changes. In
@@ -64,49 +31,46 @@ def judge(
     it is invariant: such a move is measured again in double precision and judged there.
 
     Args:
-        name: The measure.
-        group: The group.
+        row: The measure, the group, and whether it is claimed.
         retrial: The measures before.
         exact: What powers of two did.
         other: What other members did.
-        claimed: Whether the measure claims the group.
 
     Returns:
-        The judgement.
+        The row with its verdict.
     """
-    before = retrial.before[name]
+    name, before = row.measure, retrial.before[row.measure]
     estimates = [outcome.estimates[name] for outcome in (*exact, *other)]
     broken = next((e for e in (before, *estimates) if math.isnan(e.value)), None)
     if broken is not None:
-        verdict = "FAILS" if claimed and broken is not before else "unmeasured"
-        return Judgement(verdict, note="; ".join(broken.notes))
+        verdict = "FAILS" if row.claimed and broken is not before else "unmeasured"
+        return replace(row, verdict=verdict, note="; ".join(broken.notes))
     rounding = DOUBLE if retrial.double else SINGLE
     bits = _worst((before, e) for e in _of(exact, name))
-    search = group == "permutation" and before.lower_bound
+    search = row.group == "permutation" and before.lower_bound
     loose = _worst(
         ((before, e) for e in _of(other, name)),
         rounding,
         solver=retrial.double or not exact,
         search=search,
     )
-    note = ""
-    if claimed and not retrial.double and loose[0] > loose[1]:
+    if row.claimed and not retrial.double and loose[0] > loose[1]:
         pairs = [retrial.confirmed(outcome, name) for outcome in other]
         fine = _worst(pairs, DOUBLE, solver=True, search=search)
         if fine[0] <= fine[1]:
             signs = sum(outcome.flipped for outcome in other) if exact else 0
             flips = f" ({signs} ReLU signs flipped)" if signs else ""
             note = f"moved by {loose[0]:.0e} in float32{flips}; judged in float64"
-            loose = fine
+            row, loose = replace(row, note=note), fine
     held = bits[0] <= bits[1] and loose[0] <= loose[1]
     furthest = max(estimates, key=lambda e: relative(before.value, e.value))
-    moved = max(relative(before.value, e.value) for e in estimates) > MOVED
-    verdict = ("holds" if held else "FAILS") if claimed else ("moves" if moved else "still")
-    judgement = Judgement(verdict, after=furthest.value, note=note)
+    moved = relative(before.value, furthest.value) > MOVED
+    verdict = ("holds" if held else "FAILS") if row.claimed else ("moves" if moved else "still")
+    row = replace(row, verdict=verdict, after=furthest.value)
     if not exact:
-        return replace(judgement, change=loose[0], allowed=loose[1])
-    judgement = replace(judgement, change=bits[0], allowed=bits[1])
-    return replace(judgement, change_any=loose[0], allowed_any=loose[1]) if other else judgement
+        return replace(row, change=loose[0], allowed=loose[1])
+    row = replace(row, change=bits[0], allowed=bits[1])
+    return replace(row, change_any=loose[0], allowed_any=loose[1]) if other else row
 
 
 def _of(outcomes: list[Outcome], name: str) -> list[Estimate]:

@@ -16,7 +16,7 @@ from flatgauge.measuring import estimates_of
 from flatgauge.surface import LossSurface
 from flatgauge.symmetry.rescaling import Call
 from flatgauge.symmetry.rewriting import Rewriting
-from flatgauge.symmetry.signs import relu_signs
+from flatgauge.symmetry.signs import outputs_and_signs
 
 #: Measures with their options.
 Wanted = list[tuple[Measure, dict[str, Any]]]
@@ -65,9 +65,8 @@ class Retrial:
         self._state = {k: v.detach().clone() for k, v in _state(surface.model).items()}
         self.double = surface.dtype is torch.float64
         self.before = self._measured()
-        self._outputs = call(surface.model)
+        self._outputs, self._signs = outputs_and_signs(surface.model, call)
         self._loss = surface.value()
-        self._signs = relu_signs(surface.model, call)
         self.signs = sum(s.numel() for s in self._signs)
         self._again: dict[int, dict[str, Estimate]] = {}
 
@@ -83,7 +82,7 @@ class Retrial:
         model = self._surface.model
         try:
             rewrite(model)
-            outputs, signs = self._call(model), relu_signs(model, self._call)
+            outputs, signs = outputs_and_signs(model, self._call)
             return Outcome(
                 rewrite,
                 self._measured(),

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatgauge.report.certificate_table import certificate_text
-from flatgauge.report.report import plain
+from flatgauge.report.json_text import json_text, plain
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -39,13 +38,13 @@ class Row:
     group: str
     claimed: bool
     before: float
-    verdict: str
-    after: float | None
-    change: float | None
-    allowed: float
-    change_any: float | None
-    allowed_any: float
-    note: str
+    verdict: str = "absent"
+    after: float | None = None
+    change: float | None = None
+    allowed: float = 0.0
+    change_any: float | None = None
+    allowed_any: float = 0.0
+    note: str = ""
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,7 @@ class Certificate:
         model: What was certified.
         samples: On how many samples.
         dtype: In which precision.
-        trials: Moves of powers of two per group.
+        trials: Moves per group and kind of factor.
         seed: Of the moves and the measures.
         notes: What the reader must know.
     """
@@ -140,10 +139,7 @@ class Certificate:
         Returns:
             The text.
         """
-        text = json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
-        if path is not None:
-            Path(path).write_text(text + "\n", encoding="utf-8")
-        return text
+        return json_text(self.to_dict(), path)
 
     def __repr__(self) -> str:
         return certificate_text(self)

@@ -5,13 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from flatgauge.report.table import aligned
+from flatgauge.symmetry.rewriting import KEEPING
 
 if TYPE_CHECKING:
     from flatgauge.report.certificate import Certificate, Row
-
-#: Groups that keep every output: what they do to outputs is told.
-_KEEPING = ("layerwise", "nodewise", "rows", "permutation", "branches")
-
 
 #: Of the marks on a terminal.
 _COLOURS = {"✓": "green", "✗": "bold red"}
@@ -38,12 +35,13 @@ def heading(certificate: Certificate) -> list[str]:
         f"move{'s' if certificate.trials > 1 else ''} of each kind"
     ]
     for kept in certificate.kept:
-        if kept.group in _KEEPING:
+        if kept.group in KEEPING:
             parts = []
             if kept.outputs is not None:
                 parts.append(f"powers of two changed outputs by {_size(kept.outputs)}")
             if kept.outputs_any is not None:
                 parts.append(f"other moves by {_size(kept.outputs_any)}")
+            parts.append(f"the loss by {_size(kept.loss)} at most")
             if kept.flipped:
                 parts.append(f"{kept.flipped:,} of {kept.signs:,} ReLU signs flipped")
             mark = "" if kept.held else "  ✗ the function is not the same"
@@ -64,7 +62,7 @@ def cells(certificate: Certificate) -> list[tuple[str, ...]]:
                 measure,
                 f"{value:.6g}",
                 *(_cell(rows[group]) for group in found),
-                _furthest([row for row in rows.values() if row.group in _KEEPING]),
+                _furthest([row for row in rows.values() if row.group in KEEPING]),
             )
         )
     return table

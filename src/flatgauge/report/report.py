@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
-
 from flatgauge.estimators import Estimate
+from flatgauge.report.json_text import json_text, plain
 from flatgauge.report.run import Facts
 from flatgauge.report.table import header, kind, plain_table
 
@@ -87,27 +84,4 @@ class Report(Mapping[str, Estimate]):
         Returns:
             The text.
         """
-        text = json.dumps(self.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
-        if path is not None:
-            Path(path).write_text(text + "\n", encoding="utf-8")
-        return text
-
-
-def plain(value: Any) -> Any:
-    """Turn a nested value into what JSON can hold.
-
-    Args:
-        value: Tensors, mappings, sequences, numbers and strings.
-
-    Returns:
-        Plain dicts, lists and numbers; "inf" and "nan" where JSON has no number.
-    """
-    if isinstance(value, Tensor):
-        return plain(value.tolist())
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
+        return json_text(self.to_dict(), path)

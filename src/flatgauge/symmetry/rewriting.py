@@ -23,6 +23,9 @@ Draw = Callable[[Generator, bool], Rewriting]
 #: The groups whose members multiply parameters: these can be powers of two.
 RESCALINGS = ("layerwise", "nodewise", "rows", "output_scale")
 
+#: The groups whose members keep every output.
+KEEPING = ("layerwise", "nodewise", "rows", "permutation", "branches")
+
 
 @dataclass(frozen=True)
 class Rewritings:

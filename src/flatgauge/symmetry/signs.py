@@ -27,17 +27,18 @@ class _Watching(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def relu_signs(model: nn.Module, call: Call) -> list[Tensor]:
-    """The signs of what every ReLU of a model reads on an example.
+def outputs_and_signs(model: nn.Module, call: Call) -> tuple[list[Tensor], list[Tensor]]:
+    """A model's outputs on an example, and the signs of what its ReLUs read on the way.
 
     Args:
         model: The model.
         call: The example.
 
     Returns:
-        One tensor of truth values per activation, in the order in which they run.
+        All tensors in its output; and one of truth values per activation, in the order in which
+        they run.
     """
     watching = _Watching()
     with watching:
-        call(model)
-    return watching.signs
+        outputs = call(model)
+    return outputs, watching.signs
