@@ -62,9 +62,7 @@ class GaugeGroup:
         starts = np.array(system.starts)
         places = np.searchsorted(starts, self._solution.free, side="right") - 1
         self.sites: tuple[str, ...] = tuple(system.sites[place] for place in places)
-        self.names: tuple[str, ...] = tuple(
-            name for name, scale in scales.items() if self.rows(name).nnz and scale.terms
-        )
+        self.names: tuple[str, ...] = tuple(name for name in scales if self.rows(name).nnz)
 
     def rows(self, name: str) -> Any:
         """The exponents of a tensor's distinct entries, one sparse row each.
@@ -228,9 +226,7 @@ class GaugeGroup:
 
     @property
     def generators(self) -> Generators:
-        """The group's Lie algebra: for every coordinate k the exponents G_k, so that the
-        function does not change along dθ/dt = G_k ∘ θ.
-        """  # noqa: D205
+        """The group's Lie algebra, by tensor: nothing changes along dθ/dt = G_k ∘ θ."""
         return Generators(self)
 
     def describe(self) -> str:

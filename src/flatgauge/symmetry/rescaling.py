@@ -128,8 +128,8 @@ def jittered(model: nn.Module, names: list[str], seed: int) -> nn.Module:
     return twin
 
 
-def largest_change(one: nn.Module, other: nn.Module, call: Call) -> float:
-    """How much two models differ on an example.
+def same_function(one: nn.Module, other: nn.Module, call: Call) -> tuple[bool, float]:
+    """Whether two models give the same outputs on an example, up to rounding.
 
     Args:
         one: A model.
@@ -137,16 +137,22 @@ def largest_change(one: nn.Module, other: nn.Module, call: Call) -> float:
         call: What to call them with.
 
     Returns:
-        0 where all outputs have the same bits; else the largest difference of any output,
-        beside the largest entry of that output, in double precision.
+        Whether, and the largest difference of any output beside the largest entry of that output:
+        0 where all have the same bits, else in double precision, where the models allow that.
     """
     pairs = list(zip(call(one), call(other), strict=True))
     if all(torch.equal(a, b) for a, b in pairs):
-        return 0.0
+        return True, 0.0
     fine = call.changed(lambda t: t.double() if t.is_floating_point() else t)
     twins = [copied(model).double() for model in (one, other)]
     with suppress(RuntimeError):  # A model that insists on its own precision is compared there.
         pairs = list(zip(fine(twins[0]), fine(twins[1]), strict=True))
+    change = _largest_change(pairs)
+    return change <= _ROUNDING, change
+
+
+def _largest_change(pairs: list[tuple[Tensor, Tensor]]) -> float:
+    """The largest difference of any output, beside the largest entry of that output."""
     worst = 0.0
     for a, b in pairs:
         if not a.is_floating_point():
@@ -160,20 +166,3 @@ def largest_change(one: nn.Module, other: nn.Module, call: Call) -> float:
             change = float((a[known] - b[known]).abs().max())
             worst = max(worst, change / size if size else float(change > 0))
     return worst
-
-
-def same_function(one: nn.Module, other: nn.Module, call: Call) -> tuple[bool, float]:
-    """Whether two models give the same outputs up to the rounding of double precision.
-
-    Args:
-        one: A model.
-        other: Another.
-        call: What to call them with.
-
-    Returns:
-        Whether, and the largest relative difference.
-    """
-    change = largest_change(one, other, call)
-    kinds = {t.dtype for t in one.parameters() if t.is_floating_point()}
-    double = kinds <= {torch.float32, torch.float64, torch.float16, torch.bfloat16}
-    return change <= (_ROUNDING if double else 1e-5), change

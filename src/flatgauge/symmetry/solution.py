@@ -94,7 +94,7 @@ def solve(system: System, visible: Iterable[Scale]) -> Solution:
     Returns:
         The solution, in as few free unknowns as the visible scales have dimensions.
     """
-    from scipy.sparse import csr_array, identity, vstack
+    from scipy.sparse import csr_array
 
     classes, pinned, rows = _merged(system)
     count = int(classes.max()) + 1
@@ -128,8 +128,7 @@ def solve(system: System, visible: Iterable[Scale]) -> Solution:
     whole = Solution(classes, basis, origin)
     kept = _independent(whole.rows(visible))
     kept = kept[np.argsort(origin[kept])]
-    chosen = vstack([identity(len(free), format="csr")]).tocsc()[:, kept]
-    return Solution(classes, (basis @ chosen).tocsr(), origin[kept])
+    return Solution(classes, basis.tocsc()[:, kept].tocsr(), origin[kept])
 
 
 def _merged(system: System) -> tuple[NDArray[np.int64], NDArray[np.int64], csr_array]:

@@ -39,15 +39,8 @@ def _contract(reading: Reading, left: Scale, right: Scale, axes: int = 1) -> Sca
 
 def _biased(reading: Reading, result: Scale, bias: Any) -> Scale:
     """Add a bias along the last axis."""
-    if bias is None:
-        return result
-    shift = reading.beside(bias, result)
-    if bool(shift.terms) and not result.terms:
-        reading.pin(shift, reason="it is added to what cannot be scaled")
-    elif result.terms and not shift.terms:
-        reading.pin(result, reason="its bias cannot be scaled")
-    else:
-        reading.system.equal(result, shift)
+    if bias is not None:
+        reading.match(result, reading.beside(bias, result))
     return result
 
 
@@ -86,21 +79,13 @@ def crossed(reading: Reading) -> Result:
     return _summed(reading, [left, right], ["".join(mine), "".join(yours)], "".join(target))
 
 
-@rule("addmm", "baddbmm", "addmv", "addbmm")
+@rule("addmm", "baddbmm", "addmv")
 def added(reading: Reading) -> Result:
     """A product of matrices plus a tensor."""
     names = list(reading.arguments)
     result = _matmul(reading, reading[names[1]], reading[names[2]])
-    if op_name(reading.node) == "addbmm":
-        reading.pin(result, *reading.tensors(), reason="a sum over a batch of products")
-        return reading.fixed()
-    if reading.arguments.get("beta", 1) == 0:
-        return result
-    shift = reading.beside(reading.arguments["self"], result)
-    if bool(shift.terms) != bool(result.terms):
-        reading.pin(shift, result, reason="what it is added to cannot be scaled")
-    else:
-        reading.system.equal(result, shift)
+    if reading.arguments.get("beta", 1) != 0:
+        reading.match(result, reading.beside(reading.arguments["self"], result))
     return result
 
 

@@ -226,12 +226,7 @@ def _alike(reading: Reading, one: Any, other: Any) -> Scale:
 
 def _met(reading: Reading, left: Scale, right: Scale) -> Scale:
     """State that two tensors scale alike, and give the scale of the result."""
-    if bool(left.terms) != bool(right.terms):
-        scaled, reason = (left, right) if left.terms else (right, left)
-        reading.pin(scaled, reason="what it is added to or compared with cannot be scaled")
-        reading.system.link(scaled, reason)
-    else:
-        reading.system.equal(left, right)
+    reading.match(left, right)
     larger, smaller = (left, right) if len(left.shape) >= len(right.shape) else (right, left)
     dims = len(reading.shape)
     larger, smaller = larger.lifted(dims), smaller.lifted(dims)

@@ -76,10 +76,8 @@ def _affine(reading: Reading, x: Scale, axis: int | None, units: Scale | None = 
             dims = len(result.shape)
             for source in (given, x, *([] if units is None else [units])):
                 reading.system.link(source.lifted(dims), result)
-        elif bool(result.terms) != bool(given.terms):
-            reading.pin(result, given, reason="scale and shift of one of the two are fixed")
         else:
-            reading.system.equal(result, given)
+            reading.match(result, given)
     return result
 
 

@@ -174,6 +174,18 @@ class Reading:
         scales = [constant(shape) for shape in self.shapes]
         return scales if isinstance(value, (list, tuple)) else scales[0]
 
+    def match(self, left: Scale, right: Scale) -> None:
+        """State that two tensors that meet scale alike; where one cannot, neither does the other.
+
+        Args:
+            left: The scale of the one.
+            right: The scale of the other.
+        """
+        if bool(left.terms) == bool(right.terms):
+            self.system.equal(left, right)
+            return
+        self.pin(left, right, reason="what it is added to or compared with cannot be scaled")
+
     def pin(self, *scales: Scale, reason: str, known: bool = True) -> None:
         """State that tensors cannot be scaled, and remember why.
 
