@@ -12,6 +12,7 @@ import typer
 
 if TYPE_CHECKING:
     from flatgauge.report import Report
+    from flatgauge.surface import LossSurface
 
 app = typer.Typer(
     name="flatgauge",
@@ -86,6 +87,7 @@ def common(
 
 @app.command(epilog="Example: flatgauge measure nets.py:lenet --weights lenet.pt --data mnist:data")
 def measure(
+    ctx: typer.Context,
     model: Model,
     data: Data,
     weights: Weights = None,
@@ -109,27 +111,12 @@ def measure(
 ) -> None:
     """Measure how flat a trained model's minimum is, by every measure or by those named."""
     import flatgauge as fg
-    from flatgauge.command import open_surface, read_measures, set_threads
+    from flatgauge.command import read_measures, set_threads
 
     set_threads(threads)
     wanted = read_measures(measures or [])
     with redirect_stdout(sys.stderr):  # What the user's own code prints is no result.
-        surface, notes = open_surface(
-            model=model,
-            weights=weights,
-            data=data,
-            loss=loss,
-            split=split,
-            limit=limit,
-            mean=mean,
-            std=std,
-            dtype=dtype,
-            device=device,
-            memory=memory,
-            weight_decay=weight_decay,
-            seed=seed,
-        )
-        _tell(notes)
+        surface, notes = _opened(ctx)
         watched = sys.stderr.isatty()
         report = fg.measure(surface, measures=wanted, gauge=gauge, seed=seed, progress=watched)
     _print_report(report, json, notes)
@@ -140,6 +127,7 @@ def measure(
     "--limit 200"
 )
 def certify(
+    ctx: typer.Context,
     model: Model,
     data: Data,
     weights: Weights = None,
@@ -167,34 +155,17 @@ def certify(
 
     Without -m, the measures that share the sweep are certified. What is proved does not depend on
     the number of samples: a few hundred (--limit) are enough.
-    """  # noqa: DOC501
+    """
     import flatgauge as fg
-    from flatgauge.command import open_surface, read_measures, set_threads
+    from flatgauge.command import read_certified, set_threads
 
     set_threads(threads)
-    if every and measures:
-        raise ValueError("`--all` and `-m` exclude each other; give one of them.")
-    wanted = read_measures(measures or [])
+    wanted = read_certified(measures or [], every=every)
     with redirect_stdout(sys.stderr):
-        surface, notes = open_surface(
-            model=model,
-            weights=weights,
-            data=data,
-            loss=loss,
-            split=split,
-            limit=limit,
-            mean=mean,
-            std=std,
-            dtype=dtype,
-            device=device,
-            memory=memory,
-            weight_decay=weight_decay,
-            seed=seed,
-        )
-        _tell(notes)
+        surface, notes = _opened(ctx)
         certificate = fg.certify(
             surface,
-            measures="all" if every else wanted,
+            measures=wanted,
             trials=trials,
             log2_range=log2_range,
             seed=seed,
@@ -208,8 +179,7 @@ def certify(
         rich_print(certificate)
     else:
         typer.echo(repr(certificate))
-    if not certificate.passed:
-        raise typer.Exit(1)
+    sys.exit(0 if certificate.passed else 1)
 
 
 @app.command(epilog="Example: flatgauge catalogue hessian_trace")
@@ -274,10 +244,17 @@ def _measure_names() -> list[str]:
     return [item.name for item in registry]
 
 
-def _tell(notes: list[str]) -> None:
-    """Write notes to stderr."""
+def _opened(ctx: typer.Context) -> tuple[LossSurface, list[str]]:
+    """The surface that the options of a command describe; notes on it are told, and given back."""
+    import inspect
+
+    from flatgauge.command import open_surface
+
+    words = {name: ctx.params[name] for name in inspect.signature(open_surface).parameters}
+    surface, notes = open_surface(**words)
     for note in notes:
         typer.echo(f"note: {note}", err=True)
+    return surface, notes
 
 
 def _print_json(contents: dict[str, Any]) -> None:

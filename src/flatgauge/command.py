@@ -121,6 +121,24 @@ def read_measures(words: list[str]) -> dict[str, dict[str, Any]] | None:
     return wanted or None
 
 
+def read_certified(words: list[str], *, every: bool) -> dict[str, dict[str, Any]] | str | None:
+    """Read which measures to certify.
+
+    Args:
+        words: As for `read_measures`.
+        every: Whether all are asked for.
+
+    Returns:
+        What `fg.certify` takes as `measures`.
+
+    Raises:
+        ValueError: If both are given.
+    """
+    if every and words:
+        raise ValueError("`--all` and `-m` exclude each other; give one of them.")
+    return "all" if every else read_measures(words)
+
+
 def _value(text: str) -> Any:
     """A number, None, or the text itself."""
     try:
