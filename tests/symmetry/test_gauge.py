@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 import random
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from between import Net, X, generator
 from cases import build
 from torch import Tensor, nn
 
@@ -21,25 +21,6 @@ def seeded():
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         yield
-
-
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-class Net(nn.Module):
-    """A linear layer, something, a linear layer."""
-
-    def __init__(self, between: Any = torch.relu, width: int = 5) -> None:
-        super().__init__()
-        self.first, self.head = nn.Linear(4, width), nn.Linear(width, 3)
-        self.between = between
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.between(self.first(x)))
-
-
-X = torch.randn(3, 4, generator=generator())
 
 
 @pytest.fixture(scope="module")
@@ -270,7 +251,7 @@ def test_what_is_pinned_is_listed_with_its_place(between, op, known):
     gauge = find_gauge(Net(between), X)
     (pin,) = gauge.pinned
     assert (gauge.dim, pin.op, pin.known, pin.sites) == (0, op, known, ("first.weight",))
-    assert pin.source == f"test_gauge.py:{Net.forward.__code__.co_firstlineno + 1}"
+    assert pin.source == f"between.py:{Net.forward.__code__.co_firstlineno + 1}"
     title = "pinned:" if known else "without a rule, so pinned:"
     lines = gauge.describe().splitlines()
     assert lines[0].startswith("no scale is free")

@@ -3,34 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from between import Net, X, generator
+from torch import nn
 
 from flatgauge.graph import UnsupportedGraphError
 from flatgauge.symmetry import find_gauge
 from flatgauge.symmetry.rules import RULES
-
-
-def generator(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-class Net(nn.Module):
-    """A linear layer, something, a linear layer."""
-
-    def __init__(self, between: Any = torch.relu, width: int = 5) -> None:
-        super().__init__()
-        self.first, self.head = nn.Linear(4, width), nn.Linear(width, 3)
-        self.between = between
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.between(self.first(x)))
-
-
-X = torch.randn(3, 4, generator=generator())
 
 
 def test_wrong_moves_are_refused():
