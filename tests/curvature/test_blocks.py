@@ -40,6 +40,11 @@ def case(request) -> Case:
     return build(request.param)
 
 
+def own(weight: torch.Tensor, block: torch.Tensor) -> float:
+    """Σ w² h over the weights of a block."""
+    return float(weight.detach().reshape(-1).square() @ block.diagonal())
+
+
 def test_the_graph_tells_what_is_exact(case):
     blocks = block_curvature(case.surface(), generator=seeded())
     exact = {name: block.exact for name, block in blocks.items()}
@@ -56,6 +61,8 @@ def test_every_part_is_the_definition(case):
             continue
         assert block.values["trace"].item() == pytest.approx(expected.trace().item(), rel=1e-10)
         assert error(block.values["diagonal"].reshape(-1), expected.diagonal()) < 1e-10
+        assert block.values["own"].item() == pytest.approx(own(weight, expected), rel=1e-10)
+        assert block.samples["own"].mean().item() == pytest.approx(block.values["own"].item())
         if block.layer is None:
             continue
         layers += 1
@@ -79,6 +86,7 @@ def test_what_is_not_exact_agrees_within_its_own_error(name):
         if block.exact:
             continue
         wanted = {"trace": expected.trace(), "diagonal": expected.diagonal()}
+        wanted["own"] = numbers([own(weight, expected)])
         if block.layer is not None:
             weight, module = weight.detach(), module_of(case, name)
             rows, columns = rows_and_columns(module, weight)
@@ -95,7 +103,7 @@ def test_what_is_not_exact_agrees_within_its_own_error(name):
 def test_parameters_that_are_no_layers_have_no_units():
     blocks = block_curvature(build("gated").surface())
     assert set(blocks.layers) == {"value.weight", "gate.weight", "matrix"}
-    assert set(blocks["scale"].values) == {"trace", "diagonal"}
+    assert set(blocks["scale"].values) == {"trace", "diagonal", "own"}
     assert (blocks["matrix"].layer.out_axis, blocks["matrix"].layer.in_axis) == (1, 0)
 
 
@@ -293,6 +301,8 @@ def test_weight_decay_counts_in_every_part():
         before, after = plain[name].values, decayed[name].values
         assert (after["trace"] - before["trace"]).item() == pytest.approx(0.7 * weight.numel())
         torch.testing.assert_close(after["diagonal"], before["diagonal"] + 0.7)
+        added = 0.7 * weight.detach().square().sum()
+        torch.testing.assert_close(after["own"], before["own"] + added)
         if plain[name].layer is not None:
             rows, columns = rows_and_columns(module_of(case, name), weight.detach())
             squares = numbers([(weight[m] ** 2).sum().item() for m in rows])

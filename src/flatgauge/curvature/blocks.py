@@ -302,6 +302,7 @@ def _penalties(weight: Tensor, layer: Layer | None, decay: float) -> dict[str, T
     found = {
         "trace": weight.new_tensor(decay * weight.numel()),
         "diagonal": torch.full_like(weight, decay),
+        "own": decay * weight.square().sum(),
     }
     if layer is not None:
         squares = decay * layer.canonical(weight).square()

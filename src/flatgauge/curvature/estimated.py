@@ -15,7 +15,7 @@ from flatgauge.surface import LossSurface
 _TOGETHER = 4
 
 #: Which parts one random vector serves.
-_KINDS = (("trace", "diagonal"), ("incoming",), ("outgoing",), ("relative",))
+_KINDS = (("trace", "diagonal"), ("own",), ("incoming",), ("outgoing",), ("relative",))
 
 #: By part: its mean over the random vectors, and the standard errors.
 Found = tuple[dict[str, Tensor], dict[str, Tensor]]
@@ -32,10 +32,11 @@ def estimated_blocks(
     """Estimate the blocks of some parameters, all with the same products.
 
     A random vector v with E[v vᵀ] = A on every block, and zero mean between blocks, gives
-    E[v_l · (Hv)_l] = tr(A H_ll): the identity for the trace, the outer products of units'
-    weights for their forms, (W Wᵀ) ⊗ 1 for the relative flatness. Random vectors are as long as the
-    weights of each block: what one block's noise adds to another's does not grow when a network is
-    rescaled layer by layer.
+    E[v_l · (Hv)_l] = tr(A H_ll): the identity for the trace, the squared weights on its diagonal
+    for the weights' own curvature, the outer products of units' weights for their forms,
+    (W Wᵀ) ⊗ 1 for the relative flatness. Random vectors are as long as the weights of each block:
+    what one block's noise adds to another's does not grow when a network is rescaled layer by
+    layer.
 
     Args:
         surface: Where to estimate.
@@ -57,7 +58,7 @@ def estimated_blocks(
     found: dict[str, Found] = {name: ({}, {}) for name in names}
     for kind in _KINDS:
         parts = [part for part in kind if part in wanted]
-        taking = [n for n in names if n in layers or kind[0] == "trace"]
+        taking = [n for n in names if n in layers or kind[0] in ("trace", "own")]
         if not parts or not taking:
             continue
         sums: dict[tuple[str, str], tuple[Tensor, Tensor]] = {}
@@ -100,6 +101,8 @@ def _drawn(
 
 def _random(weight: Tensor, kind: str, layer: Layer | None, generator: Generator) -> Tensor:
     """A random vector on one block."""
+    if kind == "own":
+        return weight * _signs(weight.shape, weight, generator)
     if kind == "trace" or layer is None:
         return _size(weight) * _signs(weight.shape, weight, generator)
     canonical = layer.canonical(weight)
@@ -118,7 +121,7 @@ def _reduced(values: Tensor, part: str, layer: Layer | None) -> Tensor:
     """What one random vector says about a part."""
     if part == "diagonal":
         return values
-    if part in ("trace", "relative") or layer is None:
+    if part in ("trace", "own", "relative") or layer is None:
         return values.sum()
     canonical = layer.canonical(values)
     return layer.incoming(canonical) if part == "incoming" else layer.outgoing(canonical)

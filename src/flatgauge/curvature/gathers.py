@@ -72,6 +72,7 @@ class Rows(Gather):
         self.s2: Tensor | None = None  # Σ λ s², of the columns since the last time
         self._t2: Tensor | None = None  # Σ λ (Wᵀs)²
         self._all_s2: Tensor | None = None
+        self._weight = layer.canonical(weight)[0, :, :, 0]
 
     def open(self, inputs: Tensor, outputs: Tensor) -> None:
         """Keep a² and Wa."""
@@ -92,12 +93,14 @@ class Rows(Gather):
         )
 
     def take(self) -> Parts:
-        """‖a‖² Σs², s² (Wa)², a² (Wᵀs)² and ‖a‖² Σ(Wᵀs)²."""
+        """‖a‖² Σs², s² W² a², s² (Wa)², a² (Wᵀs)² and ‖a‖² Σ(Wᵀs)²."""
         wanted, parts = self.chunk.wanted, Parts()
         s2 = torch.zeros_like(self._outputs) if self.s2 is None else self.s2
         norms = self._squares.sum(1)
         if "trace" in wanted:
             parts.trace = norms * s2.sum(1)
+        if "own" in wanted:
+            parts.own = (s2 @ self._weight.square()).mul_(self._squares).sum(1)
         if "incoming" in wanted:
             parts.incoming = (s2 * self._outputs).mul_(self._outputs)
         if {"outgoing", "relative"} & wanted:
@@ -130,7 +133,7 @@ class Positions(Gather):
         self._weight = layer.canonical(weight)
         self._kernel = tuple(weight.shape[2:])
         self._pending: list[tuple[Tensor, Tensor | None]] = []
-        self._by_gradient = bool({"trace", "diagonal", "relative"} & chunk.wanted)
+        self._by_gradient = bool({"trace", "diagonal", "own", "relative"} & chunk.wanted)
         self._forms_by_gradient = self._by_gradient and weight.numel() <= activations
         groups, out, inner, _ = self._weight.shape
         self._single_input = inner == 1
@@ -197,6 +200,8 @@ class Positions(Gather):
                 squares = self._weight.new_zeros(self.chunk.samples, *self._weight.shape)
             if "trace" in wanted:
                 parts.trace = squares.flatten(1).sum(1)
+            if "own" in wanted:
+                parts.own = squares.flatten(1) @ self._weight.square().flatten()
             self._taken = squares if self._taken is None else self._taken.add_(squares)
             self._squares = None
         for name in ("incoming", "outgoing", "relative"):

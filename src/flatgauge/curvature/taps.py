@@ -17,8 +17,9 @@ from torch import Tensor, fx
 from flatgauge.graph import SampleAxis
 from flatgauge.output_curvature import Column
 
-#: What a sweep can yield for a layer. Parameters that are no layers have the first two.
-PARTS = ("trace", "diagonal", "incoming", "outgoing", "relative")
+#: What a sweep can yield for a layer. Parameters that are no layers have the first
+#: three.
+PARTS = ("trace", "diagonal", "own", "incoming", "outgoing", "relative")
 
 
 @dataclass
@@ -77,12 +78,14 @@ class Parts:
 
     Attributes:
         trace: Of the block (n,).
+        own: Of the block, every weight's entry times the weight squared (n,).
         incoming: Forms of what enters every output unit (n, out).
         outgoing: Forms of what leaves every input unit (n, in).
         relative: The relative flatness (n,).
     """
 
     trace: Tensor | None = None
+    own: Tensor | None = None
     incoming: Tensor | None = None
     outgoing: Tensor | None = None
     relative: Tensor | None = None
@@ -143,6 +146,7 @@ class VectorGather:
         self._chunk = chunk
         self._name = name
         self._like = like
+        self._own = like.detach().flatten().square() if "own" in chunk.wanted else None
         self._squares: Tensor | None = None
         self._sums = torch.zeros_like(like).flatten()
 
@@ -157,10 +161,13 @@ class VectorGather:
 
     def take(self) -> dict[str, Parts]:
         """The parts gathered since the last time."""
-        if self._squares is None:
-            return {self._name: Parts(trace=self._sums.new_zeros(self._chunk.samples))}
-        parts = Parts(trace=self._squares.sum(1))
-        self._sums += self._squares.sum(0)
+        squares = self._squares
+        if squares is None:
+            squares = self._sums.new_zeros(self._chunk.samples, len(self._sums))
+        parts = Parts(trace=squares.sum(1))
+        if self._own is not None:
+            parts.own = squares @ self._own
+        self._sums += squares.sum(0)
         self._squares = None
         return {self._name: parts}
 

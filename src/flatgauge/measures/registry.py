@@ -43,7 +43,7 @@ class Measure:
         functional: What is asked of the loss in that geometry.
         invariant_to: The groups of rewritings that leave it unchanged; see `GROUPS`.
         cost: In passes over the data.
-        needs: What it shares with other measures: parts of the sweep ("trace", "diagonal",
+        needs: What it shares with other measures: parts of the sweep ("trace", "diagonal", "own",
             "incoming", "outgoing", "relative"), "estimates" of what cannot be swept,
             "eigenvalues" of blocks, or "products".
         function: The function itself.
