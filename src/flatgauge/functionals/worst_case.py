@@ -71,7 +71,7 @@ def worst_case(
     source = required(generator, caller)
     radius = chart.epsilon if epsilon is None else epsilon
     if not (math.isfinite(radius) and radius > 0):
-        raise ValueError(f"`{option}={radius!r}` is a radius: a positive finite number.")
+        raise ValueError(f"`{option}={radius!r}` must be a positive finite number: it is a radius.")
     if starts < 1 or steps < 1:
         raise ValueError(f"`starts={starts!r}` and `steps={steps!r}` must be at least 1.")
     base, gradient = chart.value_and_gradient(chart.origin)

@@ -8,7 +8,7 @@ from flatgauge.measures.adaptive import (
 )
 from flatgauge.measures.hessian import hessian_max_eigenvalue, hessian_trace
 from flatgauge.measures.kappa import kappa_max, kappa_sum, kappa_trace_max, kappa_trace_sum
-from flatgauge.measures.registry import GROUPS, Measure, catalogue, measure, registry
+from flatgauge.measures.registry import BALANCED, GROUPS, Measure, catalogue, measure, registry
 from flatgauge.measures.relative_flatness import relative_flatness
 from flatgauge.measures.rho import rho_max, rho_sum
 from flatgauge.measures.riemannian import (
@@ -20,6 +20,7 @@ from flatgauge.measures.riemannian import (
 from flatgauge.measures.sharpness import epsilon_sharpness, expected_sharpness
 
 __all__ = [
+    "BALANCED",
     "GROUPS",
     "Measure",
     "adaptive_expected_sharpness",

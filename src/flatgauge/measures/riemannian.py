@@ -225,7 +225,7 @@ def riemannian_epsilon_sharpness(
         >>> generator = Generator().manual_seed(0)
         >>> found = riemannian_epsilon_sharpness(two_weights(2.0, 3.0), generator=generator)
         >>> round(found.value, 5)  # 36 ((1 + 0.05 / √2)⁴ - 1) / 37
-        0.14509
+        0.14507
     """
     return cell(
         surface,
