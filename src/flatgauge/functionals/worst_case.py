@@ -14,8 +14,13 @@ from flatgauge.functionals.functional import functional, required
 from flatgauge.functionals.top_eigenvalue import MAX_MATVECS, TOLERANCE, top_pair
 from flatgauge.geometry import Chart
 
-#: Share of the last move that is repeated (Auto-PGD).
-_MOMENTUM = 0.25
+#: Auto-PGD: the share of a move that goes ahead (the rest repeats the last one), the share of
+#: steps that must rise, and how long it waits before halving its step, in shares of all steps:
+#: at first, and less every time.
+_AHEAD, _RISING, _FIRST, _LESS = 0.75, 0.75, 0.22, 0.03
+
+#: Ascents from random starts begin in a ball larger by this factor.
+_FAR = 2.0
 
 
 class _Stand(NamedTuple):
@@ -44,9 +49,10 @@ def worst_case(
 
         divided by 1 + L(0) where the geometry says so. The first ascent starts along the
         gradient, the second along the direction of largest curvature (to the side that rises
-        more), the others in random directions on the sphere. Each step goes along the normalised
-        gradient with momentum and is projected onto the ball; steps start at 2 ε and are halved
-        when the loss falls.
+        more), the others in random directions and for half of their steps in a ball twice as large,
+        out of which they are drawn in. Each is an Auto-PGD: steps along the
+        normalised gradient with momentum, projected onto the ball; they start at 2 ε and are
+        halved, back at the highest point, whenever too few of the last ones rose.
 
     Reference:
         [croce2020reliable]
@@ -82,10 +88,10 @@ def worst_case(
             "losses that are never negative. Add a constant to the loss."
         )
     top = top_pair(chart, TOLERANCE, MAX_MATVECS, source)
-    tries = _directions(chart, gradient, top.vectors[:, 0], radius, branches(source)("starts"))
+    tries = _ascents(chart, gradient, top.vectors[:, 0], radius, steps, branches(source)("starts"))
     details = {}
     for number in range(starts):
-        rise = _ascend(chart, next(tries), radius, steps) - base
+        rise = next(tries) - base
         details[f"start {number}"] = rise / scale
         if math.isinf(rise):
             break
@@ -105,35 +111,49 @@ def worst_case(
     )
 
 
-def _directions(
-    chart: Chart, gradient: Tensor, top: Tensor, radius: float, generator: Generator
-) -> Iterator[Tensor]:
-    """Where the ascents start."""
+def _ascents(
+    chart: Chart, gradient: Tensor, top: Tensor, radius: float, steps: int, generator: Generator
+) -> Iterator[float]:
+    """The highest losses met by ascents from one start after the other."""
     if gradient.norm() > 0:
-        yield _stretched(gradient, radius)
+        yield _ascend(chart, _stretched(gradient, radius), radius, steps).value
     up = _stretched(top.to(gradient), radius)
-    yield max(up, -up, key=chart.value)
+    yield _ascend(chart, max(up, -up, key=chart.value), radius, steps).value
     while True:
-        yield _stretched(chart.direction(generator), radius)
+        # From outside: on the ball itself, the first long step leads all of them to one place.
+        far, half = _FAR * radius, steps // 2
+        start = _stretched(chart.direction(generator), far)
+        if half:
+            start = _ascend(chart, start, far, half).point
+        yield _ascend(chart, _stretched(start, radius), radius, steps - half).value
 
 
-def _ascend(chart: Chart, start: Tensor, radius: float, steps: int) -> float:
-    """Climb from a point of the sphere; returns the highest loss met."""
+def _ascend(chart: Chart, start: Tensor, radius: float, steps: int) -> _Stand:
+    """Climb from a point of the sphere by Auto-PGD; returns the highest place met."""
     here = best = _Stand(start, *chart.value_and_gradient(start))
     before, step = start, 2 * radius
+    window = max(1, round(_FIRST * steps))
+    taken = rising = 0
+    highest, shortened = best.value, True
     for _ in range(steps - 1):
         length = here.gradient.norm()
         if math.isinf(here.value) or not length > 0:
             break
         ahead = _project(here.point + step / length * here.gradient, radius)
-        move = (1 - _MOMENTUM) * (ahead - here.point) + _MOMENTUM * (here.point - before)
+        move = _AHEAD * (ahead - here.point) + (1 - _AHEAD) * (here.point - before)
         point = _project(here.point + move, radius)
-        before, here = here.point, _Stand(point, *chart.value_and_gradient(point))
-        if here.value > best.value:
-            best = here
-        else:  # Back to the highest point, more carefully.
-            here, before, step = best, best.point, step / 2
-    return best.value
+        last, before = here.value, here.point
+        here = _Stand(point, *chart.value_and_gradient(point))
+        best = max(best, here, key=lambda stand: stand.value)
+        taken, rising = taken + 1, rising + (here.value > last)
+        if taken == window:  # Too little gained: back to the highest point, with half the step.
+            stuck = best.value == highest and not shortened
+            shortened = stuck or rising < _RISING * window
+            if shortened:
+                here, before, step = best, best.point, step / 2
+            highest, taken, rising = best.value, 0, 0
+            window = max(window - round(_LESS * steps), 1)
+    return best
 
 
 def _stretched(direction: Tensor, radius: float) -> Tensor:
