@@ -38,13 +38,12 @@ from benchmarks.workloads import Workload
 from flatgauge.curvature.blocks import DEFAULT_PROBES, Blocks, block_curvature
 from flatgauge.curvature.eigenvalues import block_eigenvalues
 from flatgauge.curvature.sweep import Sweeper
-from flatgauge.curvature.taps import PARTS
 from flatgauge.estimators import top_eigenvalues
 from flatgauge.estimators.matrix import SupportsMatmul
 
 #: What is swept, by what it is called in the table.
 SWEEPS = {
-    "all parts": PARTS,
+    "all parts": ("trace", "diagonal", "incoming", "outgoing", "relative"),
     "diagonal and trace": ("diagonal", "trace"),
     "trace": ("trace",),
     "unit forms": ("incoming", "outgoing"),
@@ -79,14 +78,17 @@ class BlockComparison(Comparison):
             The rows.
         """
         with quiet():
-            expected = _joined(block_curvature(self.precise()))
+            expected = _joined(block_curvature(self.precise(), SWEEPS["all parts"]))
             batches = {peer: self.best(partial(self._trial_diagonal, peer)) for peer in peers}
             groups = {
                 what: [Method("flatgauge", partial(self._sweep, parts))]
                 for what, parts in SWEEPS.items()
             }
             groups["all parts"].append(
-                Method("flatgauge, with export", lambda: lambda: block_curvature(self.surface()))
+                Method(
+                    "flatgauge, with export",
+                    lambda: lambda: block_curvature(self.surface(), SWEEPS["all parts"]),
+                )
             )
             groups["diagonal and trace"] += [
                 Method(peer.name, partial(self._peer_diagonal, peer, batch))

@@ -90,6 +90,19 @@ class BlockPeer(Tool):
     block: Callable[[nn.Module, Batches, nn.Parameter], SupportsMatmul]
 
 
+@dataclass(frozen=True)
+class SummaryPeer(Tool):
+    """A tool that computes the Hessian's largest eigenvalue and its trace, at its own defaults.
+
+    Attributes:
+        product: From a model and batches to one product with random numbers, to try batches out.
+        trace_after_eigenvalue: From a model and batches to the trace, after the eigenvalue.
+    """
+
+    product: Callable[[nn.Module, Batches], object]
+    trace_after_eigenvalue: Callable[[nn.Module, Batches], float]
+
+
 AnyTool = TypeVar("AnyTool", bound=Tool)
 
 
@@ -133,6 +146,18 @@ def _pyhessian(model: nn.Module, batches: Batches) -> Any:
 def _pyhessian_product(model: nn.Module, batches: Batches) -> Product:
     tool = _pyhessian(model, batches)
     return lambda vector: _flat(tool.dataloader_hv_product(_parts(vector, tool.params))[1])
+
+
+def _pyhessian_once(model: nn.Module, batches: Batches) -> object:
+    tool = _pyhessian(model, batches)
+    return tool.dataloader_hv_product([torch.ones_like(p) for p in tool.params])
+
+
+def _pyhessian_summary(model: nn.Module, batches: Batches) -> float:
+    tool = _pyhessian(model, batches)
+    tool.eigenvalues(top_n=1)
+    samples = tool.trace()
+    return float(sum(samples) / len(samples))
 
 
 def _pyhessian_eigenvalue(model: nn.Module, batches: Batches) -> float:
@@ -304,3 +329,7 @@ PEERS = (
 DIAGONAL_PEERS = (DiagonalPeer("BackPACK", "backpack-for-pytorch", "backpack", _backpack_diagonal),)
 
 BLOCK_PEERS = (BlockPeer("curvlinops", "curvlinops-for-pytorch", "curvlinops", _curvlinops_block),)
+
+SUMMARY_PEERS = (
+    SummaryPeer("PyHessian", "PyHessian", "pyhessian", _pyhessian_once, _pyhessian_summary),
+)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from flatgauge.certifying import certify
     from flatgauge.datasets import load_dataset
     from flatgauge.estimators import Estimate
+    from flatgauge.grid import cell
     from flatgauge.measures import catalogue
     from flatgauge.measuring import measure
     from flatgauge.report import Certificate, Report
@@ -31,6 +32,7 @@ _HOMES = {
     "Report": "report",
     "balance": "symmetry",
     "catalogue": "measures",
+    "cell": "grid",
     "certify": "certifying",
     "find_gauge": "symmetry",
     "load_dataset": "datasets",
@@ -38,7 +40,7 @@ _HOMES = {
 }
 
 #: Packages that are reached as `fg.measures.kappa_max`, without an import of their own.
-_PACKAGES = ("curvature", "estimators", "measures", "symmetry")
+_PACKAGES = ("curvature", "estimators", "functionals", "geometry", "measures", "symmetry")
 
 __all__ = [
     "Certificate",
@@ -48,6 +50,7 @@ __all__ = [
     "Report",
     "balance",
     "catalogue",
+    "cell",
     "certify",
     "find_gauge",
     "load_dataset",
