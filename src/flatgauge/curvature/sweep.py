@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from flatgauge.graph import ModelGraph, UnsupportedGraphError, in_precision
 from flatgauge.isolation import isolated
 from flatgauge.loss import Loss, prediction
 from flatgauge.memory import format_bytes
-from flatgauge.output_curvature import Column, Mixable, OutputCurvature, dense
+from flatgauge.output_curvature import Column, Mixable, OutputCurvature, dense, gradient
 from flatgauge.surface import LossSurface
 
 #: Up to this many columns per sample, all are swept; beyond, the heaviest and mixtures.
@@ -114,6 +114,7 @@ class Sweeper:
         *,
         all_columns: bool,
         generator: Generator | None,
+        gradients: bool = False,
     ) -> Iterator[Pass]:
         """Run the model forward on all data.
 
@@ -122,6 +123,8 @@ class Sweeper:
             wanted: What to gather of each.
             all_columns: Whether to pass all columns back, however many there are.
             generator: Source of randomness for mixtures, where there are too many columns.
+            gradients: Whether to pass back the loss's gradient, one column per sample, in the
+                place of its curvature.
 
         Yields:
             One chunk after the other.
@@ -140,9 +143,14 @@ class Sweeper:
                 chunk = Chunk(batch.samples, wanted)
                 taps = plan.taps(chunk, self._values, names)
                 logits = plan.graph.run(self._values, self._inputs(batch), taps, plan.logits)
-                curvature, kept = self._curvature(plan, logits.detach(), batch)
+                shares = self._shares(batch)
+                if gradients:
+                    total = self._total(plan, batch)
+                    curvature: OutputCurvature = gradient(total, logits, shares)
+                else:
+                    curvature, kept = self._curvature(plan, logits.detach(), batch)
+                    shares = shares * kept
                 columns, mixtures = _split(curvature, all_columns, generator)
-                shares = self._shares(batch) * kept
                 yield Pass(list(taps.values()), shares, columns, mixtures, chunk, logits)
 
     def _curvature(
@@ -161,16 +169,20 @@ class Sweeper:
             logits = torch.where(
                 kept.bool().view(-1, *[1] * (logits.dim() - 1)), logits, safe.view(logits[0].shape)
             )
+        found = dense(self._total(plan, batch), logits)
+        found.matrices *= kept[:, None, None]
+        return found, kept
 
-        def total(point: Tensor) -> Tensor:
-            value = self.loss.total(plan.finish(point), target)
+    def _total(self, plan: Plan, batch: Batch) -> Callable[[Tensor], Tensor]:
+        """The sum of the samples' losses as a function of the logits."""
+
+        def total(logits: Tensor) -> Tensor:
+            value = self.loss.total(plan.finish(logits), batch.target)
             if self.own and self.loss.count is None:
                 value = value * self.surface.objective.denominator(batch)
             return value
 
-        found = dense(total, logits)
-        found.matrices *= kept[:, None, None]
-        return found, kept
+        return total
 
     def _plan_for(self, batch: Batch) -> Plan:
         """The plan for batches of this shape."""

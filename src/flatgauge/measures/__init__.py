@@ -1,5 +1,6 @@
 """The measures of flatness, one function each; lower is flatter, always."""
 
+from flatgauge.measures.fisher_rao import fisher_rao_norm
 from flatgauge.measures.hessian import hessian_max_eigenvalue, hessian_trace
 from flatgauge.measures.kappa import kappa_max, kappa_sum, kappa_trace_max, kappa_trace_sum
 from flatgauge.measures.registry import GROUPS, Measure, catalogue, measure, registry
@@ -17,6 +18,7 @@ __all__ = [
     "catalogue",
     "epsilon_sharpness",
     "expected_sharpness",
+    "fisher_rao_norm",
     "hessian_max_eigenvalue",
     "hessian_trace",
     "kappa_max",
