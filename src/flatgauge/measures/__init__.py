@@ -4,7 +4,7 @@ from flatgauge.measures.fisher_rao import fisher_rao_norm
 from flatgauge.measures.hessian import hessian_max_eigenvalue, hessian_trace
 from flatgauge.measures.kappa import kappa_max, kappa_sum, kappa_trace_max, kappa_trace_sum
 from flatgauge.measures.registry import GROUPS, Measure, catalogue, measure, registry
-from flatgauge.measures.relative_flatness import relative_flatness
+from flatgauge.measures.relative_flatness import relative_flatness, relative_flatness_normalized
 from flatgauge.measures.rho import rho_max, rho_sum
 from flatgauge.measures.riemannian import (
     riemannian_max_eigenvalue,
@@ -28,6 +28,7 @@ __all__ = [
     "measure",
     "registry",
     "relative_flatness",
+    "relative_flatness_normalized",
     "rho_max",
     "rho_sum",
     "riemannian_max_eigenvalue",
