@@ -29,7 +29,7 @@ LAYERS = [
     ["second_order"],
     ["surface"],
     ["curvature", "examples", "symmetry"],
-    ["measures"],
+    ["measures", "robustness"],
     ["report"],
     ["measuring"],
     ["retrial"],

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from flatgauge.measures import catalogue
     from flatgauge.measuring import measure
     from flatgauge.report import Certificate, Report
+    from flatgauge.robustness import feature_robustness
     from flatgauge.surface import LossSurface
     from flatgauge.symmetry import GaugeGroup, balance, find_gauge
 
@@ -32,6 +33,7 @@ _HOMES = {
     "balance": "symmetry",
     "catalogue": "measures",
     "certify": "certifying",
+    "feature_robustness": "robustness",
     "find_gauge": "symmetry",
     "load_dataset": "datasets",
     "measure": "measuring",
@@ -49,6 +51,7 @@ __all__ = [
     "balance",
     "catalogue",
     "certify",
+    "feature_robustness",
     "find_gauge",
     "load_dataset",
     "measure",
