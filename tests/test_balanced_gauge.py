@@ -26,8 +26,10 @@ def test_baselines_become_invariant_bit_for_bit(case):
         fg.measure(LossSurface(model, here.loss, data), measures=NAMES, gauge="balanced")
         for model in (here.model, twin)
     )
-    assert [one[name].value for name in NAMES] == [other[name].value for name in NAMES]
-    assert f"measured in the balanced gauge ({gauge.dim} scales fixed)" in one.facts.notes
+    assert list(one) == [f"balanced:{name}" for name in NAMES]
+    assert [one[name].value for name in one] == [other[name].value for name in one]
+    told = f"measured in the balanced gauge ({gauge.dim} scales fixed)"
+    assert all(told in estimate.notes for estimate in one.values())
 
 
 def test_it_is_the_measure_of_the_balanced_model():
@@ -36,7 +38,7 @@ def test_it_is_the_measure_of_the_balanced_model():
     report = fg.measure(case.surface(), measures=["hessian_trace"], gauge="balanced")
     even = fg.balance(case.model, case.inputs)
     expected = fg.measures.hessian_trace(LossSurface(even, case.loss, (case.inputs, case.targets)))
-    assert report["hessian_trace"].value == pytest.approx(expected.value, rel=1e-12)
+    assert report["balanced:hessian_trace"].value == pytest.approx(expected.value, rel=1e-12)
     assert report.facts.loss == pytest.approx(case.surface().value(), rel=1e-12)
     torch.testing.assert_close(case.model.state_dict(), before, rtol=0, atol=0)
 
@@ -45,7 +47,7 @@ def test_a_network_without_gauge_is_measured_as_it_is():
     case = build("gelu")
     report = fg.measure(case.surface(), measures=["hessian_trace"], gauge="balanced")
     plain = fg.measure(case.surface(), measures=["hessian_trace"])
-    assert report["hessian_trace"].value == plain["hessian_trace"].value
+    assert report["balanced:hessian_trace"].value == plain["hessian_trace"].value
 
 
 def test_dead_units_are_named():
@@ -54,7 +56,8 @@ def test_dead_units_are_named():
         model[2].weight[:, 1] = 0
     surface = LossSurface(model, "mse", (torch.randn(5, 3).double(), torch.randn(5, 2).double()))
     report = fg.measure(surface, measures=["hessian_trace"], gauge="balanced")
-    assert any("weights on one side only" in n and "0.weight[1]" in n for n in report.facts.notes)
+    notes = report["balanced:hessian_trace"].notes
+    assert any("weights on one side only" in note and "0.weight[1]" in note for note in notes)
 
 
 def test_other_gauges_do_not_exist():

@@ -10,7 +10,7 @@ import torch
 
 from flatgauge.datasets import load_dataset
 from flatgauge.losses import NAMED
-from flatgauge.measures import registry
+from flatgauge.measures import BALANCED, registry
 from flatgauge.surface import LossSurface
 from flatgauge.user_code import build_model, resolve
 from flatgauge.weights import load_weights
@@ -87,7 +87,8 @@ def read_measures(words: list[str]) -> dict[str, dict[str, Any]] | None:
     """Read measures with their options, and check that they exist.
 
     Args:
-        words: Each ``name`` or ``name:option=value,option=value``.
+        words: Each ``name`` or ``name:option=value,option=value``, with ``balanced:`` in front to
+            measure the balanced form of the model.
 
     Returns:
         Options by name of the measure; None for all measures if there are no words.
@@ -101,7 +102,9 @@ def read_measures(words: list[str]) -> dict[str, dict[str, Any]] | None:
     """
     wanted: dict[str, dict[str, Any]] = {}
     for word in words:
-        name, _, settings = word.partition(":")
+        gauge = BALANCED if word.startswith(BALANCED) else ""
+        name, _, settings = word.removeprefix(gauge).partition(":")
+        name = gauge + name
         known = registry[name].options
         if name in wanted:
             raise ValueError(

@@ -6,7 +6,6 @@ import math
 import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,11 +13,11 @@ import torch
 from flatgauge.curvature.blocks import block_curvature
 from flatgauge.curvature.taps import PARTS
 from flatgauge.estimators import Estimate
-from flatgauge.measures import Measure, registry
+from flatgauge.geometry.balanced import balanced_twin
+from flatgauge.measures import BALANCED, Measure, registry
 from flatgauge.report import Report, facts_of
 from flatgauge.report.table import duration
 from flatgauge.surface import LossSurface
-from flatgauge.symmetry.balancing import balanced
 
 Progress = Callable[[str, int, int], None]
 
@@ -43,9 +42,10 @@ def measure(
         surface: Where to measure.
         measures: Names of measures, or a mapping from names to their options; None for all,
             where one that fails is marked in the report and does not lose the others.
-        gauge: ``"balanced"`` to measure the balanced form of the model instead (the way to write
-            it that has the smallest norm), where every measure is invariant to rescaling; None
-            for the model as it is.
+            ``"balanced:hessian_trace"`` is the Hessian trace of the balanced form of the model
+            (the way to write it that has the smallest norm), where every measure is invariant to
+            rescaling.
+        gauge: ``"balanced"`` to measure all of them there; None for the model as it is.
         seed: Of everything random.
         progress: True for a bar on stderr; or a function called before each measure with its
             name, how many are done, and how many there are.
@@ -71,21 +71,16 @@ def measure(
             f"`surface` is a {type(surface).__name__}; make one with "
             "LossSurface(model, loss, data)."
         )
-    wanted = wanted_of(measures)
     if gauge not in (None, "balanced"):
         raise ValueError(
             f"`gauge={gauge!r}` is unknown; use 'balanced', or None for the model as it is."
         )
-    if gauge is not None:
-        surface, notes = balanced(surface)
-        report = measure(surface, measures=measures, seed=seed, progress=progress)
-        facts = replace(report.facts, notes=(*notes, *report.facts.notes))
-        return replace(report, facts=facts)
+    wanted = wanted_of(measures, prefix=BALANCED if gauge else "")
     if progress is True:
         from flatgauge.report.progress import bar
 
         with bar(surface) as shown:
-            return measure(surface, measures=measures, seed=seed, progress=shown)
+            return measure(surface, measures=measures, gauge=gauge, seed=seed, progress=shown)
     listener = progress if callable(progress) else None
     strict = measures is not None  # Asked for by name: the answer may be an error.
     estimates, sweep = estimates_of(surface, wanted, seed=seed, strict=strict, progress=listener)
@@ -117,18 +112,20 @@ def estimates_of(
         RuntimeError: If the model fails and `strict` is set.
         MemoryError: If a measure does not fit the budget and `strict` is set.
     """
-    parts, estimate = _shared(wanted)
-    sweep = None
-    if parts:
-        if progress is not None:
-            progress("sweep", 0, len(wanted))
-        sweep = _swept(surface, parts, estimate, seed)
+    sweeps = []
+    for gauge in dict.fromkeys(item.gauge for item, _ in wanted):
+        parts, estimate = _shared([pair for pair in wanted if pair[0].gauge == gauge])
+        if parts:
+            if progress is not None:
+                progress("sweep", 0, len(wanted))
+            sweeps.append(_swept(surface, gauge, parts, estimate, seed))
+    told = [sweep for sweep in sweeps if sweep]
     estimates = {}
     for done, (item, options) in enumerate(wanted):
         if progress is not None:
             progress(item.name, done, len(wanted))
         if item.draws:
-            purpose = _SHARED if item.needs else item.name
+            purpose = _SHARED if item.needs else item.name.removeprefix(BALANCED)
             options = options | {"generator": _source(seed, purpose)}
         try:
             estimates[item.name] = item.function(surface, **options)
@@ -138,7 +135,7 @@ def estimates_of(
             estimates[item.name] = Estimate(
                 math.nan, converged=False, notes=(f"could not be measured: {error}",)
             )
-    return estimates, sweep
+    return estimates, " and ".join(told) or None
 
 
 def _shared(wanted: list[tuple[Measure, dict[str, Any]]]) -> tuple[set[str], bool]:
@@ -150,11 +147,15 @@ def _shared(wanted: list[tuple[Measure, dict[str, Any]]]) -> tuple[set[str], boo
     return needs & set(PARTS), "estimates" in needs
 
 
-def _swept(surface: LossSurface, parts: set[str], estimate: bool, seed: int) -> str | None:
+def _swept(
+    surface: LossSurface, gauge: str | None, parts: set[str], estimate: bool, seed: int
+) -> str | None:
     """Sweep once for all measures that share it, and say what that took."""
-    start, matvecs = time.perf_counter(), surface.matvecs
     # Where the sweep fails, the measures that need it say so themselves.
     try:
+        if gauge is not None:
+            surface, _ = balanced_twin(surface)
+        start, matvecs = time.perf_counter(), surface.matvecs
         block_curvature(surface, parts, estimate=estimate, generator=_source(seed, _SHARED))
     except (ValueError, RuntimeError, MemoryError):
         return None
@@ -169,12 +170,13 @@ def _source(seed: int, name: str) -> torch.Generator:
 
 
 def wanted_of(
-    measures: Iterable[str] | Mapping[str, Mapping[str, Any]] | None,
+    measures: Iterable[str] | Mapping[str, Mapping[str, Any]] | None, *, prefix: str = ""
 ) -> list[tuple[Measure, dict[str, Any]]]:
     """Look up what was asked for, and check the options before anything runs.
 
     Args:
         measures: Names, or a mapping from names to options; None for all.
+        prefix: To be put before every name that does not have it.
 
     Returns:
         Measures with their options.
@@ -192,7 +194,7 @@ def wanted_of(
         raise ValueError("`measures` is empty; name at least one, or pass None for all.")
     wanted = []
     for name, options in named.items():
-        item = registry[name]
+        item = registry[name if name.startswith(prefix) else prefix + name]
         unknown = sorted(set(options) - set(item.options))
         if unknown:
             raise ValueError(

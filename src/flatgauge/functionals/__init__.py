@@ -1,11 +1,22 @@
-"""What is asked of a loss around a point: worst case in a ball, mean under noise, top curvature.
+"""Functionals: what is asked of the loss around a point, in any geometry. One file each.
 
-A functional knows no model: it takes the loss as a function of the displacement u from the
-point, or its curvature, in the coordinates of some geometry.
+A functional takes a chart (`flatgauge.geometry`), knows neither model nor data, and returns an
+`Estimate`. Each enters itself in `FUNCTIONALS`.
 """
 
-from flatgauge.functionals.expectation import expected_increase
-from flatgauge.functionals.top_eigenvalue import top_eigenvalue
-from flatgauge.functionals.worst_case import largest_increase
+from flatgauge.functionals.functional import FUNCTIONALS, functional
 
-__all__ = ["expected_increase", "largest_increase", "top_eigenvalue"]
+# Each of these enters itself in FUNCTIONALS, in this order.
+from flatgauge.functionals.top_eigenvalue import top_eigenvalue  # isort: skip
+from flatgauge.functionals.trace import trace  # isort: skip
+from flatgauge.functionals.worst_case import worst_case  # isort: skip
+from flatgauge.functionals.expectation import expectation  # isort: skip
+
+__all__ = [
+    "FUNCTIONALS",
+    "expectation",
+    "functional",
+    "top_eigenvalue",
+    "trace",
+    "worst_case",
+]

@@ -1,59 +1,70 @@
-"""How much the loss rises on average when the point is shaken."""
+"""The functional "expectation": how much the loss rises on average when the point is shaken."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator
 
 from flatgauge.estimators import Estimate
+from flatgauge.functionals.functional import functional, required
+from flatgauge.geometry import Chart
 
 
-def expected_increase(
-    loss: Callable[[Tensor], float],
-    origin: Tensor,
+@functional("expectation")
+def expectation(
+    chart: Chart,
     *,
-    sigma: float,
-    pairs: int,
-    generator: Generator,
+    sigma: float | None = None,
+    pairs: int = 16,
+    caller: str = "expectation",
+    generator: Generator | None = None,
 ) -> Estimate:
-    r"""Mean rise of the loss under Gaussian noise, by antithetic pairs.
+    r"""Mean change of the loss under noise in a geometry, in size, by antithetic pairs.
 
     Definition:
-        .. math:: E\,[L(\sigma u)] - L(0), \quad u \sim N(0, I)
+        .. math:: |E\,L(\sigma u) - L(0)|
 
-        Each draw is the mean over u and -u, which cancels every odd order: the gradient does
-        not add to the error.
+        with u the geometry's noise of size one. Each draw is the mean over u and -u, which
+        cancels every odd order: the gradient does not add to the error.
 
     Args:
-        loss: The loss at a displacement.
-        origin: The zero displacement; gives length, precision and device.
-        sigma: The size of the noise in every coordinate.
+        chart: The loss around the point.
+        sigma: The size of the noise; None for the geometry's default.
         pairs: Number of pairs, at least 2.
-        generator: Source of randomness, on the CPU.
+        caller: Who asks, for the message about a missing generator.
+        generator: Source of randomness, required.
 
     Returns:
-        The signed mean with its standard error; infinite if some displacement has infinite loss.
+        The mean with its standard error, its sign in ``details["signed"]``; infinite if some
+        displacement has infinite loss.
 
     Raises:
-        ValueError: If `sigma` is not positive or there are fewer than two pairs.
+        ValueError: If `sigma` is not positive, there are fewer than two pairs, or the generator
+            is missing.
     """
+    source = required(generator, caller)
+    sigma = chart.sigma if sigma is None else sigma
     if not (math.isfinite(sigma) and sigma > 0):
         raise ValueError(f"`sigma={sigma!r}` must be a positive finite number.")
     if pairs < 2:
         raise ValueError(f"`pairs={pairs!r}` gives no standard error; draw at least 2 pairs.")
-    base = loss(origin)
+    base = chart.value(chart.origin)
     rises = []
     for _ in range(pairs):
-        noise = torch.randn(len(origin), generator=generator, dtype=origin.dtype).to(origin.device)
-        rises.append((loss(sigma * noise) + loss(-sigma * noise)) / 2 - base)
+        u = sigma * chart.noise(source)
+        rises.append((chart.value(u) + chart.value(-u)) / 2 - base)
     draws = torch.tensor(rises, dtype=torch.float64)
     options = {"sigma": sigma, "pairs": pairs}
     if not torch.isfinite(draws).all():
         share = int((~torch.isfinite(draws)).sum())
         note = f"the loss overflows at {share} of {pairs} pairs; take a smaller `sigma`"
-        return Estimate(math.inf, converged=False, options=options, notes=(note,))
-    stderr = float(draws.std()) / math.sqrt(pairs)
-    return Estimate(float(draws.mean()), stderr=stderr, options=options)
+        return Estimate(math.inf, converged=False, options=options, notes=(*chart.notes, note))
+    mean, stderr = float(draws.mean()), float(draws.std()) / math.sqrt(pairs)
+    notes = chart.notes
+    if abs(mean) < 2 * stderr:
+        notes += ("not told apart from zero; draw more `pairs` or take a larger `sigma`",)
+    return Estimate(
+        abs(mean), stderr=stderr, details={"signed": mean}, options=options, notes=notes
+    )

@@ -5,49 +5,116 @@ from __future__ import annotations
 from torch import Generator
 
 from flatgauge.estimators import Estimate, top_eigenvalues
-from flatgauge.estimators.matrix import SupportsMatmul
-from flatgauge.estimators.probes import required
+from flatgauge.estimators.eigen import Eigenpairs
+from flatgauge.estimators.power import power_method
+from flatgauge.estimators.probes import digest
+from flatgauge.functionals.functional import functional, required
+from flatgauge.geometry import Chart
+
+#: Bound on an eigenvalue's error, relative to its size, and most products to spend on it.
+TOLERANCE, MAX_MATVECS = 1e-3, 300
 
 
+@functional("top eigenvalue")
 def top_eigenvalue(
-    operator: SupportsMatmul,
+    chart: Chart,
     *,
-    caller: str,
-    tolerance: float,
-    max_matvecs: int,
-    generator: Generator | None,
+    solver: str = "lanczos",
+    tolerance: float = TOLERANCE,
+    max_matvecs: int = MAX_MATVECS,
+    caller: str = "top_eigenvalue",
+    generator: Generator | None = None,
 ) -> Estimate:
-    """The largest eigenvalue, by sign, of the loss's curvature in some geometry.
+    """The largest eigenvalue, by sign, of the loss's curvature in a geometry.
 
     Args:
-        operator: The curvature.
-        caller: Who asks, for the message about a missing generator.
-        tolerance: Bound on the error, relative to the value, at which to stop.
+        chart: The loss around the point.
+        solver: ``"lanczos"``, or ``"power"`` for the power method, which finds the eigenvalue of
+            largest size, and only if that is positive.
+        tolerance: Bound on the error, relative to the value, at which Lanczos stops; for the
+            power method, the change of the unit vector.
         max_matvecs: Most products to spend.
+        caller: Who asks, for the message about a missing generator.
         generator: Source of randomness for the start vector, required.
 
     Returns:
         The estimate with its error bound; the smallest eigenvalue seen on the way, an inner
         estimate, is in ``details["smallest"]``.
+
+    Raises:
+        ValueError: If the solver does not exist, or the generator is missing.
     """
-    source = required(
-        generator, caller=f"{caller}(surface)", otherwise="call `fg.measure(surface, seed=0)`"
-    )
-    pairs = top_eigenvalues(
-        operator, tolerance=tolerance, max_matvecs=max_matvecs, generator=source
-    )
+    source = required(generator, caller)
+    if solver == "power":
+        return _by_power(chart, tolerance, max_matvecs, source)
+    if solver != "lanczos":
+        raise ValueError(f"`solver={solver!r}` is unknown; use 'lanczos' or 'power'.")
+    pairs = top_pair(chart, tolerance, max_matvecs, source)
     largest, smallest = float(pairs.values[0]), pairs.opposite
-    notes = []
-    if -smallest > largest:
-        notes.append(
-            f"not a minimum: the Hessian has an eigenvalue of {smallest:.3g}, larger in size than "
-            "the largest positive one"
-        )
     return Estimate(
         largest,
         bound=float(pairs.bounds[0]),
         converged=pairs.converged,
         details={"smallest": smallest, "residual": float(pairs.residuals[0])},
         options={"tolerance": tolerance},
+        notes=(*chart.notes, *([_saddle(smallest)] if -smallest > largest else [])),
+    )
+
+
+def top_pair(chart: Chart, tolerance: float, max_matvecs: int, generator: Generator) -> Eigenpairs:
+    """The top eigenvalue and its vector, computed once for all who ask with the same source.
+
+    Args:
+        chart: The loss around the point.
+        tolerance: Bound on the error, relative to the value.
+        max_matvecs: Most products to spend.
+        generator: Source of randomness; it is left as it was.
+
+    Returns:
+        The pair.
+    """
+    key = ("top eigenvalue", chart.key, tolerance, max_matvecs, digest(generator))
+    return chart.surface.recall(
+        key,
+        lambda: top_eigenvalues(
+            chart.curvature(),
+            tolerance=tolerance,
+            max_matvecs=max_matvecs,
+            generator=generator.clone_state(),
+        ),
+    )
+
+
+def _by_power(chart: Chart, tolerance: float, max_matvecs: int, generator: Generator) -> Estimate:
+    """Algorithm 1 of Rangamani et al. 2019."""
+    found = power_method(
+        chart.curvature(), tolerance=tolerance, max_matvecs=max_matvecs, generator=generator
+    )
+    notes = list(chart.notes)
+    details = {"residual": found.residual, "change of the vector": found.change}
+    if found.negative:
+        notes.append(
+            f"{_saddle(found.value)}: the power method finds that one, its vector changes sign "
+            "at every step, and it never converges; use `solver='lanczos'`"
+        )
+        details["smallest"] = found.value
+    elif not found.converged:
+        notes.append(
+            f"the vector still changes by {found.change:.1g} at each of {max_matvecs} products; "
+            "raise `max_matvecs`, or use `solver='lanczos'`"
+        )
+    return Estimate(
+        found.value,
+        bound=found.residual,
+        converged=found.converged,
+        details=details,
+        options={"solver": "power", "tolerance": tolerance},
         notes=tuple(notes),
+    )
+
+
+def _saddle(smallest: float) -> str:
+    return (
+        f"not a minimum: the Hessian has an eigenvalue of {smallest:.3g}, larger in size than "
+        "the largest positive one"
     )

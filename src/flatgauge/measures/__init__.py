@@ -1,20 +1,32 @@
 """The measures of flatness, one function each; lower is flatter, always."""
 
+from flatgauge.measures.adaptive import (
+    adaptive_expected_sharpness,
+    adaptive_sharpness,
+    adaptive_trace,
+    riemannian_max_eigenvalue_nodewise,
+)
 from flatgauge.measures.fisher_rao import fisher_rao_norm
 from flatgauge.measures.hessian import hessian_max_eigenvalue, hessian_trace
 from flatgauge.measures.kappa import kappa_max, kappa_sum, kappa_trace_max, kappa_trace_sum
-from flatgauge.measures.registry import GROUPS, Measure, catalogue, measure, registry
+from flatgauge.measures.registry import BALANCED, GROUPS, Measure, catalogue, measure, registry
 from flatgauge.measures.relative_flatness import relative_flatness, relative_flatness_normalized
 from flatgauge.measures.rho import rho_max, rho_sum
 from flatgauge.measures.riemannian import (
+    riemannian_epsilon_sharpness,
+    riemannian_expected_sharpness,
     riemannian_max_eigenvalue,
-    riemannian_max_eigenvalue_nodewise,
+    riemannian_trace,
 )
 from flatgauge.measures.sharpness import epsilon_sharpness, expected_sharpness
 
 __all__ = [
+    "BALANCED",
     "GROUPS",
     "Measure",
+    "adaptive_expected_sharpness",
+    "adaptive_sharpness",
+    "adaptive_trace",
     "catalogue",
     "epsilon_sharpness",
     "expected_sharpness",
@@ -31,6 +43,9 @@ __all__ = [
     "relative_flatness_normalized",
     "rho_max",
     "rho_sum",
+    "riemannian_epsilon_sharpness",
+    "riemannian_expected_sharpness",
     "riemannian_max_eigenvalue",
     "riemannian_max_eigenvalue_nodewise",
+    "riemannian_trace",
 ]

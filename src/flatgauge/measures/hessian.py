@@ -2,23 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import replace
-
 from torch import Generator
 
-from flatgauge.curvature import Hessian
-from flatgauge.curvature.blocks import Blocks, block_curvature
-from flatgauge.curvature.factors import SubBlock
-from flatgauge.curvature.summary import combined, told
-from flatgauge.estimators import Estimate, trace
-from flatgauge.functionals import top_eigenvalue
-from flatgauge.graph import UnsupportedGraphError
+from flatgauge.estimators import Estimate
+from flatgauge.grid import cell
 from flatgauge.measures.registry import measure
 from flatgauge.surface import LossSurface
-
-#: Products that an estimate of the trace spends where nothing is asked of it.
-DEFAULT_PROBES = 48
 
 
 @measure(
@@ -33,6 +22,7 @@ DEFAULT_PROBES = 48
 def hessian_trace(
     surface: LossSurface,
     *,
+    parameters: str = "all",
     method: str = "sweep",
     probes: int | None = None,
     tolerance: float | None = None,
@@ -61,6 +51,7 @@ def hessian_trace(
 
     Args:
         surface: Where to measure.
+        parameters: ``"all"`` trainable ones, or the weights of ``"layers"`` only.
         method: ``"sweep"`` for the exact sweep and Hutch++ for the rest; ``"hutch++"`` or
             ``"hutchinson"`` for all.
         probes: Products to spend, as a fixed budget; 48 if no ``tolerance`` is given.
@@ -84,39 +75,18 @@ def hessian_trace(
         >>> round(hessian_trace(two_weights(20.0, 0.3)).value, 2)  # same function
         800.18
     """
-    if probes is None and tolerance is None:
-        probes = DEFAULT_PROBES
-    swept = Blocks({}, frozenset())
-    notes = []
-    if method == "sweep":
-        try:
-            # A copy: whether the sweep still had to draw must not change what is drawn below.
-            source = None if generator is None else generator.clone_state()
-            swept = block_curvature(
-                surface, ("trace",), all_columns=all_columns, estimate=False, generator=source
-            )
-        except UnsupportedGraphError as error:
-            notes.append(f"not swept, but estimated: {error}")
-        notes += told(swept.missing)
-        notes += told({name: block.reason for name, block in swept.items() if not block.exact})
-    known = combined({n: b.layer_value("trace", 1.0) for n, b in swept.items()}, "sum")
-    rest = tuple(name for name in surface.names if name not in swept)
-    if not rest:
-        return replace(known, layers={}, notes=tuple(notes))
-    estimate = trace(
-        SubBlock(surface, rest) if swept else Hessian(surface),
+    return cell(
+        surface,
+        geometry="weights",
+        functional="trace",
+        parameters=parameters,
+        method=method,
         probes=probes,
         tolerance=tolerance,
         max_matvecs=max_matvecs,
-        method="hutch++" if method == "sweep" else method,
+        all_columns=all_columns,
+        caller="hessian_trace",
         generator=generator,
-    )
-    return replace(
-        estimate,
-        value=estimate.value + known.value,
-        stderr=math.hypot(estimate.stderr, known.stderr),
-        exact=estimate.exact and known.exact,
-        notes=(*notes, *estimate.notes),
     )
 
 
@@ -132,6 +102,7 @@ def hessian_trace(
 def hessian_max_eigenvalue(
     surface: LossSurface,
     *,
+    parameters: str = "all",
     tolerance: float = 1e-3,
     max_matvecs: int = 300,
     generator: Generator | None = None,
@@ -155,6 +126,7 @@ def hessian_max_eigenvalue(
 
     Args:
         surface: Where to measure.
+        parameters: ``"all"`` trainable ones, or the weights of ``"layers"`` only.
         tolerance: Bound on the error, relative to the value, at which to stop.
         max_matvecs: Most products to spend.
         generator: Source of randomness for the start vector, required.
@@ -171,10 +143,13 @@ def hessian_max_eigenvalue(
         >>> round(hessian_max_eigenvalue(bowl([3.0, 1.0]), generator=generator).value, 6)
         3.0
     """
-    return top_eigenvalue(
-        Hessian(surface),
-        caller="hessian_max_eigenvalue",
+    return cell(
+        surface,
+        geometry="weights",
+        functional="top eigenvalue",
+        parameters=parameters,
         tolerance=tolerance,
         max_matvecs=max_matvecs,
+        caller="hessian_max_eigenvalue",
         generator=generator,
     )

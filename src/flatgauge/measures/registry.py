@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 from flatgauge.estimators import Estimate
+from flatgauge.geometry.balanced import balanced_twin
 from flatgauge.surface import LossSurface
 
 if TYPE_CHECKING:
@@ -28,6 +29,12 @@ GROUPS = {
     "output_shift": "all outputs plus one number",
     "branches": "weight moved between parallel identical branches",
 }
+
+#: What is measured on the balanced form of the model has this before its name.
+BALANCED = "balanced:"
+
+#: What balancing makes every measure invariant to, and what it leaves as it is.
+_FIXED, _KEPT = {"layerwise", "nodewise", "rows"}, {"permutation", "output_shift"}
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,7 @@ class Measure:
             "incoming", "outgoing", "relative", "normalized"), "estimates" of what cannot be swept,
             "eigenvalues" of blocks, or "products".
         function: The function itself.
+        gauge: ``"balanced"`` if it is measured on the balanced form of the model.
     """
 
     name: str
@@ -59,6 +67,7 @@ class Measure:
     cost: str
     needs: tuple[str, ...]
     function: Callable[..., Estimate]
+    gauge: str | None = None
 
     @property
     def options(self) -> dict[str, Any]:
@@ -98,6 +107,8 @@ class Registry:
         self._measures[measure.name] = measure
 
     def __getitem__(self, name: str) -> Measure:
+        if name.startswith(BALANCED):
+            return _at_balance(self[name.removeprefix(BALANCED)])
         if name not in self._measures:
             close = get_close_matches(name, self._measures, n=1)
             hint = f"Did you mean `{close[0]}`? " if close else ""
@@ -107,7 +118,7 @@ class Registry:
         return self._measures[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._measures
+        return str(name).removeprefix(BALANCED) in self._measures
 
     def __iter__(self) -> Iterator[Measure]:
         return iter(self._measures.values())
@@ -186,6 +197,29 @@ def measure(
         return measured
 
     return declare
+
+
+def _at_balance(item: Measure) -> Measure:
+    """The measure of the balanced form: invariant to rescaling, whatever it was before."""
+
+    @functools.wraps(item.function)
+    def measured(surface: LossSurface, /, **options: Any) -> Estimate:
+        twin, notes = balanced_twin(surface)
+        estimate = item.function(twin, **options)
+        surface.matvecs += estimate.matvecs
+        return replace(estimate, notes=(*notes, *estimate.notes))
+
+    # Another gauge is left behind by an output's scale or by merged branches, so that only what
+    # does not see rescaling anyway stays invariant to these.
+    kept = item.invariant_to if "nodewise" in item.invariant_to else item.invariant_to & _KEPT
+    return replace(
+        item,
+        name=BALANCED + item.name,
+        definition=f"{item.definition.rstrip('.')}, of the balanced form of the model.",
+        invariant_to=kept | _FIXED,
+        function=measured,
+        gauge="balanced",
+    )
 
 
 def _first_sentence(function: Callable[..., Any]) -> str:

@@ -1,32 +1,32 @@
-"""The largest eigenvalue of the Hessian in units of the parameters' own size."""
+"""The loss in units of every parameter tensor's own size (Rangamani et al. 2019)."""
 
 from __future__ import annotations
 
-import torch
 from torch import Generator
 
-from flatgauge.curvature import Hessian, Scaled
 from flatgauge.estimators import Estimate
-from flatgauge.functionals import top_eigenvalue
+from flatgauge.grid import cell
 from flatgauge.measures.registry import measure
-from flatgauge.precision import wide
 from flatgauge.surface import LossSurface
 
-_COST = "about 6 to 25 Hessian products at the default tolerance"
+_CLAIMS = {"layerwise", "permutation"}
+_GEOMETRY = "per tensor"
 
 
 @measure(
     symbol="λ_max(DHD), D = ‖θ_i‖",
-    paper="Rangamani et al. 2019, Def. 3 and Prop. 2.5",
-    geometry="per tensor",
+    paper="Rangamani et al. 2019 (003), Def. 3 and Prop. 2.5",
+    geometry=_GEOMETRY,
     functional="top eigenvalue",
-    invariant_to={"layerwise", "permutation"},
-    cost=_COST,
+    invariant_to=_CLAIMS,
+    cost="about 6 to 25 Hessian products at the default tolerance",
     needs=("products",),
 )
 def riemannian_max_eigenvalue(
     surface: LossSurface,
     *,
+    parameters: str = "all",
+    solver: str = "lanczos",
     tolerance: float = 1e-3,
     max_matvecs: int = 300,
     generator: Generator | None = None,
@@ -53,7 +53,11 @@ def riemannian_max_eigenvalue(
 
     Args:
         surface: Where to measure.
-        tolerance: Bound on the error, relative to the value, at which to stop.
+        parameters: ``"all"`` trainable ones, or the weights of ``"layers"`` only.
+        solver: ``"lanczos"``, or ``"power"`` for the paper's Algorithm 1: it finds the eigenvalue
+            of largest size, and does not converge where that is negative, which is told.
+        tolerance: Bound on the error, relative to the value, at which Lanczos stops; for the
+            power method, the change of the unit vector.
         max_matvecs: Most products to spend.
         generator: Source of randomness for the start vector, required.
 
@@ -74,75 +78,233 @@ def riemannian_max_eigenvalue(
         216.0
         216.0
     """
-    norms = [
-        torch.full_like(wide(part), float(wide(part).norm())).reshape(-1)
-        for part in surface.params.values()
-    ]
-    return top_eigenvalue(
-        Scaled(Hessian(surface), by=torch.cat(norms)),
-        caller="riemannian_max_eigenvalue",
+    return cell(
+        surface,
+        geometry=_GEOMETRY,
+        functional="top eigenvalue",
+        parameters=parameters,
+        solver=solver,
         tolerance=tolerance,
         max_matvecs=max_matvecs,
+        caller="riemannian_max_eigenvalue",
         generator=generator,
     )
 
 
 @measure(
-    symbol="λ_max(DHD), D = |θ|",
-    paper="Rangamani et al. 2019, §6",
-    geometry="per weight",
-    functional="top eigenvalue",
-    invariant_to={"layerwise", "nodewise", "rows", "permutation"},
-    cost=_COST,
-    needs=("products",),
+    symbol="tr(DHD), D = ‖θ_i‖",
+    paper="an open cell of the grid; over layers it is κ_τ,Σ of Petzka et al. 2019",
+    geometry=_GEOMETRY,
+    functional="trace",
+    invariant_to=_CLAIMS,
+    cost="one sweep (about classes + 2 gradients) where it is exact, else 48 Hessian products",
+    needs=("trace",),
 )
-def riemannian_max_eigenvalue_nodewise(
+def riemannian_trace(
     surface: LossSurface,
     *,
-    tolerance: float = 1e-3,
-    max_matvecs: int = 300,
+    parameters: str = "all",
+    method: str = "sweep",
+    probes: int | None = None,
+    tolerance: float | None = None,
+    max_matvecs: int = 500,
+    all_columns: bool = False,
     generator: Generator | None = None,
 ) -> Estimate:
-    r"""Largest eigenvalue of the Hessian in units of every parameter's own size.
+    r"""Trace of the Hessian where each parameter tensor has norm one.
 
     Definition:
-        .. math:: \lambda_{\max}(D H D), \qquad D = \operatorname{diag}(|\theta|)
+        .. math:: \operatorname{tr}(D H D) = \sum_i \|\theta_i\|_2^2 \operatorname{tr} H_{ii}
 
-        The smallest eigenvalue that was seen on the way is in ``details["smallest"]``: the true
-        one lies at or below it.
+        over all parameter tensors, weights and biases; with ``parameters="layers"`` it is
+        ``kappa_trace_sum``.
 
     Invariance:
-        layerwise, nodewise, rows, permutation. (A shift of the outputs changes the last bias.)
+        layerwise, permutation. (A shift of the outputs changes the size of the last bias.)
 
     Cost:
-        Lanczos: about 6 to 25 Hessian products at the default tolerance.
+        As for ``hessian_trace``.
+
+    Reference:
+        [rangamani2019scale] for the geometry.
+
+    Args:
+        surface: Where to measure.
+        parameters: ``"all"`` trainable ones, or the weights of ``"layers"`` only.
+        method: ``"sweep"`` for the exact sweep and Hutch++ for the rest; ``"hutch++"`` or
+            ``"hutchinson"`` for all.
+        probes: Products to spend, as a fixed budget; 48 if no ``tolerance`` is given.
+        tolerance: Error to reach instead, relative to the value, with 95 % confidence.
+        max_matvecs: Most products to spend on reaching the tolerance.
+        all_columns: Whether the sweep is to be exact also with 64 or more outputs.
+        generator: Source of randomness, required where not everything is exact.
+
+    Returns:
+        The estimate with its standard error.
+
+    Raises:
+        ValueError: If an option is out of range, or a generator is needed and missing.
+
+    Example:
+        >>> from flatgauge.examples import two_weights
+        >>> riemannian_trace(two_weights(2.0, 3.0)).value  # 2² * 18 + 3² * 8
+        144.0
+    """
+    return cell(
+        surface,
+        geometry=_GEOMETRY,
+        functional="trace",
+        parameters=parameters,
+        method=method,
+        probes=probes,
+        tolerance=tolerance,
+        max_matvecs=max_matvecs,
+        all_columns=all_columns,
+        caller="riemannian_trace",
+        generator=generator,
+    )
+
+
+@measure(
+    symbol="S_ε in units of ‖θ_i‖",
+    paper="Rangamani et al. 2019 (003)",
+    geometry=_GEOMETRY,
+    functional="worst case in a ball",
+    invariant_to=_CLAIMS,
+    cost="starts × steps gradients, and the top eigenvalue",
+    needs=("products",),
+)
+def riemannian_epsilon_sharpness(
+    surface: LossSurface,
+    *,
+    parameters: str = "all",
+    epsilon: float = 0.05,
+    starts: int = 3,
+    steps: int = 10,
+    generator: Generator | None = None,
+) -> Estimate:
+    r"""Largest rise of the loss in a ball measured by the tensors' norms, relative to 1 + loss.
+
+    Definition:
+        .. math:: \max_{\|u\|_2 \le \varepsilon}
+                  \frac{L(\theta + D u) - L(\theta)}{1 + L(\theta)}, \qquad
+                  D = \operatorname{diag}(\|\theta_i\|_2)
+
+        The maximum is searched by projected gradient ascent from several starts, so the value
+        is a lower bound of it. What the loss's first two orders predict is in `details`.
+
+    Invariance:
+        layerwise, permutation. (A shift of the outputs changes the size of the last bias.)
+
+    Cost:
+        ``starts * steps`` gradients, and the top eigenvalue (6 to 25 Hessian products, shared with
+        ``riemannian_max_eigenvalue``) for a start and the prediction of second order.
 
     Reference:
         [rangamani2019scale]
 
     Args:
         surface: Where to measure.
-        tolerance: Bound on the error, relative to the value, at which to stop.
-        max_matvecs: Most products to spend.
-        generator: Source of randomness for the start vector, required.
+        parameters: ``"all"`` trainable ones, or the weights of ``"layers"`` only.
+        epsilon: The ball's radius.
+        starts: Number of ascents: along the gradient, along the sharpest direction, at random.
+        steps: Gradients per ascent.
+        generator: Source of randomness for the starts, required.
 
     Returns:
-        The estimate with its error bound.
+        A lower bound of the maximum; each start's rise is in `details`.
+
+    Raises:
+        ValueError: If an option is out of range, or the generator is missing.
+
+    Example:
+        The loss ``(b relu(a))²`` is 36 (1 + u)² (1 + v)² in units of a = 2, b = 3, and largest
+        where u = v = ε / √2:
+
+        >>> from flatgauge.examples import two_weights
+        >>> generator = Generator().manual_seed(0)
+        >>> found = riemannian_epsilon_sharpness(two_weights(2.0, 3.0), generator=generator)
+        >>> round(found.value, 5)  # 36 ((1 + 0.05 / √2)⁴ - 1) / 37
+        0.14507
+    """
+    return cell(
+        surface,
+        geometry=_GEOMETRY,
+        functional="worst case in a ball",
+        parameters=parameters,
+        epsilon=epsilon,
+        starts=starts,
+        steps=steps,
+        caller="riemannian_epsilon_sharpness",
+        generator=generator,
+    )
+
+
+@measure(
+    symbol="|E L(θ+σDu) − L(θ)|, D = ‖θ_i‖",
+    paper="an open cell of the grid; no paper has it",
+    geometry=_GEOMETRY,
+    functional="expectation",
+    invariant_to=_CLAIMS,
+    cost="2 × pairs forward passes",
+)
+def riemannian_expected_sharpness(
+    surface: LossSurface,
+    *,
+    parameters: str = "all",
+    sigma: float = 0.05,
+    pairs: int = 16,
+    generator: Generator | None = None,
+) -> Estimate:
+    r"""Mean change of the loss under noise in proportion to every tensor's norm, in size.
+
+    Definition:
+        .. math:: |E\,L(\theta + \sigma D u) - L(\theta)|, \qquad
+                  D = \operatorname{diag}(\|\theta_i\|_2), \quad
+                  u_i \sim N(0, I / n_i)
+
+        with n_i the number of weights of tensor i: its noise has the expected squared length
+        :math:`\sigma^2 \|\theta_i\|^2`. To second order it is
+        :math:`\tfrac12 \sigma^2 |\sum_i \|\theta_i\|^2 \operatorname{tr} H_{ii} / n_i|`.
+
+    Invariance:
+        layerwise, permutation. (A shift of the outputs changes the size of the last bias.)
+
+    Cost:
+        ``2 * pairs`` forward passes; pairs u, -u cancel the gradient.
+
+    Reference:
+        [rangamani2019scale] for the geometry.
+
+    Args:
+        surface: Where to measure.
+        parameters: ``"all"`` trainable ones, or the weights of ``"layers"`` only.
+        sigma: The size of the noise.
+        pairs: Number of antithetic pairs, at least 2.
+        generator: Source of randomness, required.
+
+    Returns:
+        The estimate with its standard error; the signed change is in `details`.
 
     Raises:
         ValueError: If an option is out of range, or the generator is missing.
 
     Example:
         >>> from flatgauge.examples import two_weights
-        >>> source = Generator().manual_seed(0)
-        >>> estimate = riemannian_max_eigenvalue_nodewise(two_weights(2.0, 3.0), generator=source)
-        >>> round(estimate.value, 9)
-        216.0
+        >>> generator = Generator().manual_seed(0)
+        >>> found = riemannian_expected_sharpness(
+        ...     two_weights(2.0, 3.0), sigma=0.01, pairs=400, generator=generator
+        ... )
+        >>> abs(found.value - 0.0072) < 3 * found.stderr  # 0.01² * 144 / 2, and higher orders
+        True
     """
-    return top_eigenvalue(
-        Scaled(Hessian(surface), by=surface.point.abs()),
-        caller="riemannian_max_eigenvalue_nodewise",
-        tolerance=tolerance,
-        max_matvecs=max_matvecs,
+    return cell(
+        surface,
+        geometry=_GEOMETRY,
+        functional="expectation",
+        parameters=parameters,
+        sigma=sigma,
+        pairs=pairs,
+        caller="riemannian_expected_sharpness",
         generator=generator,
     )

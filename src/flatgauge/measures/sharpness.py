@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import torch
 from torch import Generator
 
 from flatgauge.estimators import Estimate
-from flatgauge.estimators.probes import required
-from flatgauge.functionals import expected_increase, largest_increase
+from flatgauge.grid import cell
 from flatgauge.measures.registry import measure
 from flatgauge.surface import LossSurface
 
@@ -20,11 +16,13 @@ from flatgauge.surface import LossSurface
     geometry="weights",
     functional="worst case in a ball",
     invariant_to={"permutation", "output_shift"},
-    cost="starts × steps gradients",
+    cost="starts × steps gradients, and the top eigenvalue",
+    needs=("products",),
 )
 def epsilon_sharpness(
     surface: LossSurface,
     *,
+    parameters: str = "all",
     epsilon: float = 0.1,
     starts: int = 3,
     steps: int = 10,
@@ -37,22 +35,24 @@ def epsilon_sharpness(
                   \frac{L(\theta + \delta) - L(\theta)}{1 + L(\theta)}
 
         The maximum is searched by projected gradient ascent from several starts, so the value
-        is a lower bound of it.
+        is a lower bound of it. What the loss's first two orders predict is in `details`.
 
     Invariance:
         permutation, output_shift. The ball is absolute: shrink all weights of a layer and
         enlarge the next, and it reaches further.
 
     Cost:
-        ``starts * steps`` gradients.
+        ``starts * steps`` gradients, and the top eigenvalue (6 to 25 Hessian products, shared with
+        ``hessian_max_eigenvalue``) for a start and the prediction of second order.
 
     Reference:
         [keskar2017large]
 
     Args:
         surface: Where to measure.
+        parameters: ``"all"`` trainable ones, or the weights of ``"layers"`` only.
         epsilon: The ball's radius.
-        starts: Number of ascents, the first along the gradient, the others at random.
+        starts: Number of ascents: along the gradient, along the sharpest direction, at random.
         steps: Gradients per ascent.
         generator: Source of randomness for the starts, required.
 
@@ -72,29 +72,16 @@ def epsilon_sharpness(
         >>> round(estimate.value, 5)  # 3 * 0.1² / 2
         0.015
     """
-    source = _source(generator, "epsilon_sharpness")
-    point, scale = surface.point, 1 + surface.value()
-    if scale <= 0:
-        raise ValueError(
-            f"`epsilon_sharpness` divides by 1 + loss, but the loss here is {scale - 1:.6g}; it is "
-            "made for losses that are never negative. Add a constant to the loss, or use "
-            "`expected_sharpness`."
-        )
-    rise = largest_increase(
-        lambda u: surface.value_and_gradient(point + u),
-        torch.zeros_like(point),
-        radius=epsilon,
+    return cell(
+        surface,
+        geometry="weights",
+        functional="worst case in a ball",
+        parameters=parameters,
+        epsilon=epsilon,
         starts=starts,
         steps=steps,
-        generator=source,
-    )
-    negative = ("the loss is negative; 1 + loss is a scale only for losses of at least 0",)
-    return replace(
-        rise,
-        notes=rise.notes + (negative if scale < 1 else ()),
-        value=rise.value / scale,
-        details={key: value / scale for key, value in rise.details.items()},
-        options={"epsilon": epsilon, "starts": starts, "steps": steps},
+        caller="epsilon_sharpness",
+        generator=generator,
     )
 
 
@@ -109,6 +96,7 @@ def epsilon_sharpness(
 def expected_sharpness(
     surface: LossSurface,
     *,
+    parameters: str = "all",
     sigma: float = 0.01,
     pairs: int = 16,
     generator: Generator | None = None,
@@ -131,6 +119,7 @@ def expected_sharpness(
 
     Args:
         surface: Where to measure.
+        parameters: ``"all"`` trainable ones, or the weights of ``"layers"`` only.
         sigma: The size of the noise.
         pairs: Number of antithetic pairs, at least 2.
         generator: Source of randomness, required.
@@ -148,23 +137,13 @@ def expected_sharpness(
         >>> abs(estimate.value - 0.02) < 3 * estimate.stderr  # 0.1² * (3 + 1) / 2
         True
     """
-    source = _source(generator, "expected_sharpness")
-    point = surface.point
-    rise = expected_increase(
-        lambda u: surface.value(point + u),
-        torch.zeros_like(point),
+    return cell(
+        surface,
+        geometry="weights",
+        functional="expectation",
+        parameters=parameters,
         sigma=sigma,
         pairs=pairs,
-        generator=source,
-    )
-    notes = rise.notes
-    if abs(rise.value) < 2 * rise.stderr:
-        notes += ("not told apart from zero; draw more `pairs` or take a larger `sigma`",)
-    return replace(rise, value=abs(rise.value), details={"signed": rise.value}, notes=notes)
-
-
-def _source(generator: Generator | None, name: str) -> Generator:
-    """The generator that these measures cannot do without."""
-    return required(
-        generator, caller=f"{name}(surface)", otherwise="call `fg.measure(surface, seed=0)`"
+        caller="expected_sharpness",
+        generator=generator,
     )

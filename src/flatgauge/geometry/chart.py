@@ -1,0 +1,148 @@
+"""The contract of a chart: the loss around a point, in the coordinates of a geometry."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Generator, Tensor
+
+from flatgauge.curvature.operator import Operator
+from flatgauge.curvature.sweep import sweeper_of
+from flatgauge.estimators import Estimate
+from flatgauge.surface import LossSurface
+
+#: The geometries by name.
+GEOMETRIES: dict[str, type[Chart]] = {}
+
+
+@dataclass(frozen=True)
+class Swept:
+    """What the exact sweep knows of a trace.
+
+    Attributes:
+        known: The part of the trace that it gives.
+        rest: The curvature of the coordinates that it does not reach; None if there are none.
+        notes: Why it does not reach them.
+    """
+
+    known: Estimate
+    rest: Operator | None
+    notes: tuple[str, ...] = ()
+
+
+class Chart(ABC):
+    """The loss around a point as a function of coordinates u; the point itself is u = 0.
+
+    A subclass with a `geometry` of its own enters itself in `GEOMETRIES`, and every functional
+    can be asked of it.
+
+    Attributes:
+        geometry: Its name.
+        epsilon: The default radius of a ball.
+        sigma: The default size of noise.
+        per_loss: Whether the worst case in a ball is divided by 1 + loss.
+        surface: Where the loss is computed.
+        parameters: Which tensors take part: ``"all"`` trainable ones, or the weights of
+            ``"layers"`` only.
+        notes: What is to be said about every result.
+
+    Args:
+        surface: The surface.
+        parameters: Which tensors take part.
+    """
+
+    geometry: ClassVar[str]
+    epsilon: ClassVar[float]
+    sigma: ClassVar[float]
+    per_loss: ClassVar[bool] = True
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "geometry" in cls.__dict__:
+            GEOMETRIES[cls.geometry] = cls
+
+    def __init__(self, surface: LossSurface, parameters: str = "all") -> None:
+        self.surface, self.parameters = surface, parameters
+        self.names = _taking_part(surface, parameters)
+        self.notes: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> Hashable:
+        """What tells its coordinates from those of other charts of the same surface."""
+        return self.geometry, self.parameters
+
+    @property
+    @abstractmethod
+    def origin(self) -> Tensor:
+        """The coordinates of the point: zeros."""
+
+    @abstractmethod
+    def value(self, u: Tensor) -> float:
+        """The loss at a displacement."""
+
+    @abstractmethod
+    def value_and_gradient(self, u: Tensor) -> tuple[float, Tensor]:
+        """The loss at a displacement, and its gradient by the coordinates."""
+
+    @abstractmethod
+    def curvature(self) -> Operator:
+        """The second derivatives by the coordinates, at the point."""
+
+    @abstractmethod
+    def swept(self, *, all_columns: bool, generator: Generator | None) -> Swept:
+        """The part of the curvature's trace that one sweep gives exactly."""
+
+    def direction(self, generator: Generator) -> Tensor:
+        """A random direction among the coordinates that take part."""
+        drawn = torch.randn(len(self.origin), generator=generator, dtype=self.surface.dtype)
+        return drawn.to(self.surface.device)
+
+    def noise(self, generator: Generator) -> Tensor:
+        """Noise of size one."""
+        return self.direction(generator)
+
+
+def chart(surface: LossSurface, geometry: str, parameters: str = "all") -> Chart:
+    """The loss around a surface's point, in a geometry.
+
+    Args:
+        surface: The surface.
+        geometry: ``"weights"``, ``"per tensor"``, ``"per weight"`` or ``"balanced"``.
+        parameters: Which tensors take part: ``"all"`` trainable ones, or the weights of
+            ``"layers"`` only.
+
+    Returns:
+        The chart.
+
+    Raises:
+        ValueError: If there is no such geometry, or no such choice of parameters.
+
+    Example:
+        >>> from flatgauge.examples import two_weights
+        >>> chart(two_weights(2.0, 3.0), "per weight").value(torch.tensor([0.5, 0.0]).double())
+        81.0
+    """
+    if geometry not in GEOMETRIES:
+        raise ValueError(
+            f"there is no geometry {geometry!r}; the geometries are {', '.join(GEOMETRIES)}."
+        )
+    return GEOMETRIES[geometry](surface, parameters)
+
+
+def _taking_part(surface: LossSurface, parameters: str) -> frozenset[str]:
+    """The names of the tensors that take part."""
+    if parameters == "all":
+        return frozenset(surface.names)
+    if parameters != "layers":
+        raise ValueError(
+            f"`parameters={parameters!r}` must be 'all' (every trainable tensor) or 'layers' (the "
+            "weights of layers only)."
+        )
+    layers = frozenset(sweeper_of(surface).plan.layers)
+    if not layers:
+        raise ValueError("the model has no layers; pass `parameters='all'`.")
+    return layers

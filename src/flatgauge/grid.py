@@ -1,0 +1,66 @@
+"""The grid: any functional of the loss in any geometry, under one scheme."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from torch import Generator
+
+from flatgauge.estimators import Estimate
+from flatgauge.functionals import FUNCTIONALS
+from flatgauge.geometry import chart
+from flatgauge.surface import LossSurface
+
+
+def cell(
+    surface: LossSurface,
+    *,
+    geometry: str,
+    functional: str,
+    parameters: str = "all",
+    caller: str = "cell",
+    generator: Generator | None = None,
+    **options: Any,
+) -> Estimate:
+    """Ask a functional of the loss in a geometry: one cell of the grid.
+
+    Measures with names of their own are cells with their defaults; see `flatgauge catalogue`.
+
+    Args:
+        surface: Where to measure.
+        geometry: ``"weights"``, ``"per tensor"``, ``"per weight"`` or ``"balanced"``.
+        functional: ``"top eigenvalue"``, ``"trace"``, ``"worst case in a ball"`` or
+            ``"expectation"``.
+        parameters: Which tensors take part: ``"all"`` trainable ones, or the weights of
+            ``"layers"`` only.
+        caller: Who asks, for messages.
+        generator: Source of randomness, required where anything is drawn.
+        **options: Of the functional.
+
+    Returns:
+        The estimate.
+
+    Raises:
+        ValueError: If there is no such geometry or functional, or an option is out of range.
+
+    Example:
+        >>> from flatgauge.examples import two_weights
+        >>> for a, b in ((2.0, 3.0), (20.0, 0.3)):  # the same function
+        ...     found = cell(two_weights(a, b), geometry="balanced", functional="trace")
+        ...     print(round(found.value, 9))
+        24.0
+        24.0
+    """
+    if functional not in FUNCTIONALS:
+        raise ValueError(
+            f"there is no functional {functional!r}; the functionals are {', '.join(FUNCTIONALS)}."
+        )
+    where = chart(surface, geometry, parameters)
+    spent = where.surface.matvecs
+    found = FUNCTIONALS[functional](where, caller=caller, generator=generator, **options)
+    if where.surface is not surface:
+        surface.matvecs += where.surface.matvecs - spent
+    if parameters != "all":
+        found = replace(found, options={**found.options, "parameters": parameters})
+    return found
