@@ -89,6 +89,25 @@ def test_mse_is_the_mean_over_outputs_of_a_sample():
     assert fisher_rao_norm(LossSurface(model, "mse", data)).value == 72.0
 
 
+class Own(nn.Module):
+    """A model that computes its loss itself, from a dict batch."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        logits = self.model(x)
+        return {"loss": F.cross_entropy(logits, labels), "logits": logits}
+
+
+def test_the_models_own_loss():
+    case = build("mlp")
+    surface = LossSurface(Own(case.model), None, [{"x": case.inputs, "labels": case.targets}])
+    expected = fisher_rao_norm(case.surface()).value
+    assert fisher_rao_norm(surface).value == pytest.approx(expected, rel=1e-12)
+
+
 class Branching(nn.Module):
     """Python that depends on values: no graph, no vectorising."""
 

@@ -170,9 +170,9 @@ class Positions(Gather):
         _, out, inner, taps = self._weight.shape
         positions = outputs[0].numel() // (out * self.layer.groups)
         few = positions * (positions + out) < out * inner * taps
-        if few and self.layer.kind != "transposed":
-            for relative in self._relatives:
-                relative.see(self._seen)
+        self._by_positions = few and self.layer.kind != "transposed"
+        for relative in self._relatives if self._by_positions else ():
+            relative.see(self._seen)
 
     def see(self, inputs: Tensor) -> None:
         """Take from the inputs (n, folds, ...) what gradients are computed from."""
@@ -189,7 +189,7 @@ class Positions(Gather):
             if alone:  # All that enters a group's units leaves its one input.
                 leaving = forms.unflatten(1, (self.layer.groups, -1)).sum(2)
                 self.chunk.squared(leaving, self._outgoing, self.chunk.factor)
-        for relative in self._relatives:
+        for relative in self._relatives if self._by_positions else ():
             relative.hear(self._flat(column), self.chunk.factor)
         if self._by_gradient:
             self._pending.append((column, self.chunk.factor))

@@ -45,10 +45,10 @@ class Relative:
         self._overlaps = seen.mT @ seen  # (n, groups, positions, positions)
 
     def hear(self, column: Tensor, factor: Tensor | None) -> None:
-        """A column at the output (n, groups, out, positions), if it works by positions."""
-        if self._overlaps is not None:
-            between = column.mT @ (self._products @ column)
-            self._add(between.mul_(self._overlaps), factor)
+        """A column at the output (n, groups, out, positions), where it works by positions."""
+        assert self._overlaps is not None  # See `see`.
+        between = column.mT @ (self._products @ column)
+        self._add(between.mul_(self._overlaps), factor)
 
     def use(self, gradient: Tensor, factor: Tensor | None) -> None:
         """A gradient (n, groups, out, in, taps), if it does not."""
