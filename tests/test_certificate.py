@@ -162,7 +162,8 @@ def test_by_default_it_runs_the_measures_of_the_sweep_and_all_on_request():
     swept = {row.measure for row in certify(surface, trials=1).rows}
     assert swept == {
         *("hessian_trace", "kappa_trace_max", "kappa_trace_sum", "relative_flatness"),
-        *("rho_max", "rho_sum"),
+        *("relative_flatness_normalized", "rho_max", "rho_sum"),
+        *("adaptive_trace", "riemannian_trace"),
     }
     everything = {row.measure for row in certify(surface, measures="all", trials=1).rows}
     assert everything == {item.name for item in registry}

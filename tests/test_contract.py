@@ -21,7 +21,9 @@ from flatgauge.report import Row
 
 MEASURES = [item.name for item in registry]
 #: Where a measure does not apply, and what it says there.
-INAPPLICABLE: dict[str, dict[str, str]] = {}
+INAPPLICABLE: dict[str, dict[str, str]] = {
+    "relative_flatness_normalized": {"tied weights": "its weight is read more than once"},
+}
 SECTIONS = ["Definition:", "Invariance:", "Cost:", "Reference:", "Args:", "Returns:", "Example:"]
 
 

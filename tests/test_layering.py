@@ -32,7 +32,7 @@ LAYERS = [
     ["geometry"],
     ["functionals"],
     ["grid"],
-    ["measures"],
+    ["measures", "robustness"],
     ["report"],
     ["measuring"],
     ["retrial"],

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from flatgauge.measures import catalogue
     from flatgauge.measuring import measure
     from flatgauge.report import Certificate, Report
+    from flatgauge.robustness import feature_robustness
     from flatgauge.surface import LossSurface
     from flatgauge.symmetry import GaugeGroup, balance, find_gauge
 
@@ -34,6 +35,7 @@ _HOMES = {
     "catalogue": "measures",
     "cell": "grid",
     "certify": "certifying",
+    "feature_robustness": "robustness",
     "find_gauge": "symmetry",
     "load_dataset": "datasets",
     "measure": "measuring",
@@ -52,6 +54,7 @@ __all__ = [
     "catalogue",
     "cell",
     "certify",
+    "feature_robustness",
     "find_gauge",
     "load_dataset",
     "measure",

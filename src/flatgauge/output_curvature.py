@@ -1,7 +1,8 @@
 """The second derivatives of a loss by the model's outputs, as sums of columns u uᵀ.
 
 Every form here holds, for each sample, a matrix B over its outputs, and hands it out as columns
-with B = Σ weight · u uᵀ: all of them, or the heaviest and random mixtures of the rest.
+with B = Σ weight · u uᵀ: all of them, or the heaviest and random mixtures of the rest. First
+derivatives come in the same form, as one column.
 """
 
 from __future__ import annotations
@@ -190,6 +191,43 @@ class Dense(OutputCurvature):
         values, vectors = torch.linalg.eigh(self.matrices)
         for k in range(self.rank):
             yield vectors[:, :, k].reshape(len(vectors), *self.shape), values[:, k]
+
+
+@dataclass
+class Gradient(OutputCurvature):
+    """The squared gradient in the place of B, as one column: the empirical Fisher information.
+
+    Attributes:
+        slopes: The gradient of the loss by the outputs, shaped like them.
+        weights: Of every sample (n,).
+    """
+
+    slopes: Tensor
+    weights: Tensor
+    rank = 1
+
+    def columns(self) -> Iterator[Column]:
+        """The gradient itself."""
+        yield self.slopes, self.weights
+
+
+def gradient(total: Callable[[Tensor], Tensor], outputs: Tensor, counts: Tensor) -> Gradient:
+    """Differentiate a sum of losses of single samples by the outputs.
+
+    Args:
+        total: The sum of the losses, as a function of the outputs.
+        outputs: Where (n, ...).
+        counts: What every sample adds to the denominator of the mean (n,): its own loss is its
+            share in the total over its count.
+
+    Returns:
+        The gradient, weighted so that squares over the sum of counts are the mean square of the
+        samples' own gradients.
+    """
+    point = wide(outputs.detach()).requires_grad_()
+    with torch.enable_grad():
+        (slope,) = torch.autograd.grad(total(point), point)
+    return Gradient(slope, counts.reciprocal().where(counts != 0, 0.0))
 
 
 def dense(total: Callable[[Tensor], Tensor], outputs: Tensor) -> Dense:

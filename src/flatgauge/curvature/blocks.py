@@ -9,6 +9,8 @@ import torch
 from torch import Generator, Tensor
 
 from flatgauge.curvature.estimated import estimated_blocks
+from flatgauge.curvature.relative import inverse
+from flatgauge.curvature.spreads import input_spreads
 from flatgauge.curvature.summary import LayerValue, as_shares, spread
 from flatgauge.curvature.sweep import Sweeper, sweeper_of
 from flatgauge.curvature.tally import Tally, collect
@@ -200,17 +202,19 @@ def _measured(
     """Sweep what is exact; estimate the rest, if with any probes."""
     surface, plan = sweeper.surface, sweeper.plan
     values = surface.subject.state
+    scales = input_spreads(sweeper) if "normalized" in wanted else {}
     sources = None if generator is None else branches(generator)
     found: dict[str, Block] = {}
     left_out = 0
     if plan.exact:
         names = frozenset(plan.exact)
         mixing = None if sources is None else sources("mixtures")
-        swept, shares, left_out = _swept(sweeper, names, wanted, all_columns, mixing)
+        swept, shares, left_out = _swept(sweeper, names, wanted, scales, all_columns, mixing)
         decay = surface.weight_decay if sweeper.own else 0.0
         for name in names:
-            layer = plan.layers.get(name)
-            found[name] = _finished(name, values[name], layer, swept[name], shares, wanted, decay)
+            weight, layer = wide(values[name]), plan.layers.get(name)
+            penalties = _penalties(weight, layer, scales.get(name), decay)
+            found[name] = _finished(name, weight, layer, swept[name], shares, wanted, penalties)
     rest = [name for name in surface.names if name not in found]
     missing = {} if probes else {name: plan.reasons[name] for name in rest}
     if rest and probes:
@@ -226,7 +230,7 @@ def _measured(
                 "random vectors and needs a generator; pass "
                 "`generator=torch.Generator().manual_seed(0)`."
             )
-        estimates = estimated_blocks(surface, rest, layers, wanted, probes, sources)
+        estimates = estimated_blocks(surface, rest, layers, wanted, scales, probes, sources)
         for name, (means, errors) in estimates.items():
             reason, layer = plan.reasons[name], layers.get(name)
             weight = wide(values[name])
@@ -239,13 +243,16 @@ def _swept(
     sweeper: Sweeper,
     names: frozenset[str],
     wanted: frozenset[str],
+    scales: Mapping[str, Tensor],
     all_columns: bool,
     generator: Generator | None,
 ) -> tuple[dict[str, Tally], Tensor, int]:
     """Sweep all data; what every parameter gathered, and the samples' shares in the count."""
     tallies = {name: Tally() for name in names}
     shares = []
-    for chunk in sweeper.passes(names, wanted, all_columns=all_columns, generator=generator):
+    for chunk in sweeper.passes(
+        names, wanted, all_columns=all_columns, generator=generator, scales=scales
+    ):
         for column in chunk.columns:
             chunk.pass_back(column)
         parts, mixtures = collect(chunk.taps), []
@@ -267,18 +274,18 @@ def _swept(
 
 def _finished(
     name: str,
-    value: Tensor,
+    weight: Tensor,
     layer: Layer | None,
     tally: Tally,
     shares: Tensor,
     wanted: frozenset[str],
-    decay: float,
+    penalties: Mapping[str, Tensor],
 ) -> Block:
     """Divide by the denominator, and add what weight decay adds."""
-    weight, count = wide(value), float(shares.sum())
+    count = float(shares.sum())
     values: dict[str, Tensor] = {}
     stderr, data_stderr, samples = {}, {}, {}
-    for part, added in _penalties(weight, layer, decay).items():
+    for part, added in penalties.items():
         if part not in wanted:
             continue
         if part == "diagonal":
@@ -297,7 +304,9 @@ def _finished(
     return Block(name, not tally.mixed, reason, weight, values, stderr, data_stderr, samples, layer)
 
 
-def _penalties(weight: Tensor, layer: Layer | None, decay: float) -> dict[str, Tensor]:
+def _penalties(
+    weight: Tensor, layer: Layer | None, scales: Tensor | None, decay: float
+) -> dict[str, Tensor]:
     """What a penalty of ½ · decay · ‖θ‖² adds to every part."""
     found = {
         "trace": weight.new_tensor(decay * weight.numel()),
@@ -310,4 +319,9 @@ def _penalties(weight: Tensor, layer: Layer | None, decay: float) -> dict[str, T
         found["incoming"] = layer.incoming(squares)
         found["outgoing"] = layer.outgoing(squares)
         found["relative"] = inputs * squares.sum()
+        if scales is not None:  # In weights times σ, the penalty curves by decay over σ².
+            groups, _, inner, taps = squares.shape
+            spread = scales.square().reshape(groups, inner)
+            sums = (squares * spread[:, None, :, None]).sum((1, 2, 3))
+            found["normalized"] = (sums * taps * inverse(spread).sum(1)).sum()
     return found

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import torch
 from torch import Generator, Tensor
 
+from flatgauge.curvature.relative import inverse
 from flatgauge.layers import Layer
 from flatgauge.precision import wide
 from flatgauge.surface import LossSurface
@@ -15,7 +16,14 @@ from flatgauge.surface import LossSurface
 _TOGETHER = 4
 
 #: Which parts one random vector serves.
-_KINDS = (("trace", "diagonal"), ("own",), ("incoming",), ("outgoing",), ("relative",))
+_KINDS = (
+    ("trace", "diagonal"),
+    ("own",),
+    ("incoming",),
+    ("outgoing",),
+    ("relative",),
+    ("normalized",),
+)
 
 #: By part: its mean over the random vectors, and the standard errors.
 Found = tuple[dict[str, Tensor], dict[str, Tensor]]
@@ -26,6 +34,7 @@ def estimated_blocks(
     names: Sequence[str],
     layers: Mapping[str, Layer],
     wanted: frozenset[str],
+    scales: Mapping[str, Tensor],
     probes: int,
     sources: Callable[[str], Generator],
 ) -> dict[str, Found]:
@@ -34,15 +43,16 @@ def estimated_blocks(
     A random vector v with E[v vᵀ] = A on every block, and zero mean between blocks, gives
     E[v_l · (Hv)_l] = tr(A H_ll): the identity for the trace, the squared weights on its diagonal
     for the weights' own curvature, the outer products of units' weights for their forms,
-    (W Wᵀ) ⊗ 1 for the relative flatness. Random vectors are as long as the weights of each block:
-    what one block's noise adds to another's does not grow when a network is rescaled layer by
-    layer.
+    (W Wᵀ) ⊗ 1 for the relative flatness, (W σ² Wᵀ) ⊗ σ⁻² where input units of spread σ are
+    normalized. Random vectors are as long as the weights of each block: what one block's noise
+    adds to another's does not grow when a network is rescaled layer by layer.
 
     Args:
         surface: Where to estimate.
         names: The parameters.
         layers: Those among them that are layers.
         wanted: The parts.
+        scales: By layer, how much its input units vary, where that is needed.
         probes: Products per kind of random vector, at least two.
         sources: Gives a source of randomness for every kind of random vector.
 
@@ -59,10 +69,16 @@ def estimated_blocks(
     for kind in _KINDS:
         parts = [part for part in kind if part in wanted]
         taking = [n for n in names if n in layers or kind[0] in ("trace", "own")]
+        if kind[0] == "normalized":
+            taking = [name for name in taking if name in scales]
         if not parts or not taking:
             continue
         sums: dict[tuple[str, str], tuple[Tensor, Tensor]] = {}
-        drawn = _drawn(surface, params, taking, layers, kind[0], probes, sources(kind[0]))
+        draws = {
+            name: _draw(params[name], kind[0], layers.get(name), scales.get(name))
+            for name in taking
+        }
+        drawn = _drawn(surface, params, draws, probes, sources(kind[0]))
         for vector, product in drawn:
             for name in taking:
                 values = wide(vector[name]) * wide(product[name])
@@ -80,9 +96,7 @@ def estimated_blocks(
 def _drawn(
     surface: LossSurface,
     params: Mapping[str, Tensor],
-    names: Sequence[str],
-    layers: Mapping[str, Layer],
-    kind: str,
+    draws: Mapping[str, Callable[[Generator], Tensor]],
     probes: int,
     generator: Generator,
 ) -> Iterator[tuple[dict[str, Tensor], dict[str, Tensor]]]:
@@ -91,7 +105,7 @@ def _drawn(
         vectors = []
         for _ in range(min(_TOGETHER, probes - start)):
             parts = {name: torch.zeros_like(value) for name, value in params.items()}
-            parts |= {n: _random(params[n], kind, layers.get(n), generator) for n in names}
+            parts |= {name: draw(generator) for name, draw in draws.items()}
             vectors.append(parts)
         columns = torch.stack([surface.flatten(parts) for parts in vectors], dim=1)
         products = surface.hvp(columns)
@@ -99,29 +113,40 @@ def _drawn(
             yield parts, surface.split(product)
 
 
-def _random(weight: Tensor, kind: str, layer: Layer | None, generator: Generator) -> Tensor:
-    """A random vector on one block."""
+def _draw(
+    weight: Tensor, kind: str, layer: Layer | None, scales: Tensor | None
+) -> Callable[[Generator], Tensor]:
+    """How to draw a random vector on one block."""
     if kind == "own":
-        return weight * _signs(weight.shape, weight, generator)
+        return lambda generator: weight * _signs(weight.shape, weight, generator)
     if kind == "trace" or layer is None:
-        return _size(weight) * _signs(weight.shape, weight, generator)
+        return lambda generator: _size(weight) * _signs(weight.shape, weight, generator)
     canonical = layer.canonical(weight)
     groups, out, inner, taps = canonical.shape
-    if kind == "relative":
-        rows = canonical.flatten(2)  # (groups, out, in * taps)
-        mixing = _signs((groups, inner * taps, inner * taps), weight, generator)
-        vector = (rows @ mixing).reshape(canonical.shape)
-    else:
+    if kind in ("incoming", "outgoing"):
         shape = (groups, out, 1, 1) if kind == "incoming" else (groups, 1, inner, 1)
-        vector = canonical * _signs(shape, weight, generator)
-    return layer.original(vector).contiguous()
+        return lambda generator: layer.original(
+            canonical * _signs(shape, weight, generator)
+        ).contiguous()
+    back = torch.ones_like(canonical[:, :1])
+    if kind == "normalized" and scales is not None:
+        spread = scales.to(weight).reshape(groups, 1, inner, 1)
+        canonical, back = canonical * spread, inverse(spread)
+    rows = canonical.flatten(2)  # (groups, out, in * taps)
+
+    def mixed(generator: Generator) -> Tensor:
+        mixing = _signs((groups, inner * taps, inner * taps), weight, generator)
+        vector = (rows @ mixing).reshape(canonical.shape) * back
+        return layer.original(vector).contiguous()
+
+    return mixed
 
 
 def _reduced(values: Tensor, part: str, layer: Layer | None) -> Tensor:
     """What one random vector says about a part."""
     if part == "diagonal":
         return values
-    if part in ("trace", "own", "relative") or layer is None:
+    if part in ("trace", "own", "relative", "normalized") or layer is None:
         return values.sum()
     canonical = layer.canonical(values)
     return layer.incoming(canonical) if part == "incoming" else layer.outgoing(canonical)

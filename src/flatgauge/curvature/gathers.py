@@ -12,12 +12,19 @@ import torch
 from torch import Tensor
 
 from flatgauge.curvature.patches import patches
+from flatgauge.curvature.relative import Relative, inverse
 from flatgauge.curvature.taps import Chunk, Parts
 from flatgauge.layers import Layer
 
 #: Gradients of layers with fewer output units than this are computed for several columns at
 #: once: larger products are faster, until their result is too large for the cache.
 _FEW_UNITS, _STACKED = 64, 9
+
+#: The parts for which columns are heard at the layer's input.
+_OF_INPUTS = frozenset({"outgoing", "relative", "normalized"})
+
+#: The parts for which every sample's gradient is computed.
+_OF_GRADIENTS = frozenset({"trace", "diagonal", "own", "relative", "normalized"})
 
 
 def columns_together(layer: Layer) -> int:
@@ -42,6 +49,8 @@ class Gather(ABC):
     def __init__(self, chunk: Chunk, layer: Layer, weight: Tensor, activations: int) -> None:
         self.chunk, self.layer = chunk, layer
         self.reads_back = False
+        spread = chunk.scales.get(layer.name) if "normalized" in chunk.wanted else None
+        self.scales = None if spread is None else spread.to(weight)  # of the input units (in,)
 
     @abstractmethod
     def open(self, inputs: Tensor, outputs: Tensor) -> None:
@@ -68,7 +77,7 @@ class Rows(Gather):
 
     def __init__(self, chunk: Chunk, layer: Layer, weight: Tensor, activations: int) -> None:
         super().__init__(chunk, layer, weight, activations)
-        self.reads_back = bool({"outgoing", "relative"} & chunk.wanted)
+        self.reads_back = bool(_OF_INPUTS & chunk.wanted)
         self.s2: Tensor | None = None  # Σ λ s², of the columns since the last time
         self._t2: Tensor | None = None  # Σ λ (Wᵀs)²
         self._all_s2: Tensor | None = None
@@ -93,7 +102,7 @@ class Rows(Gather):
         )
 
     def take(self) -> Parts:
-        """‖a‖² Σs², s² W² a², s² (Wa)², a² (Wᵀs)² and ‖a‖² Σ(Wᵀs)²."""
+        """‖a‖² Σs², s² W² a², s² (Wa)², a² (Wᵀs)² and ‖a‖² Σ(Wᵀs)², also for a/σ and σWᵀs."""
         wanted, parts = self.chunk.wanted, Parts()
         s2 = torch.zeros_like(self._outputs) if self.s2 is None else self.s2
         norms = self._squares.sum(1)
@@ -103,10 +112,13 @@ class Rows(Gather):
             parts.own = (s2 @ self._weight.square()).mul_(self._squares).sum(1)
         if "incoming" in wanted:
             parts.incoming = (s2 * self._outputs).mul_(self._outputs)
-        if {"outgoing", "relative"} & wanted:
+        if _OF_INPUTS & wanted:
             t2 = torch.zeros_like(self._squares) if self._t2 is None else self._t2
             if "relative" in wanted:
                 parts.relative = norms * t2.sum(1)
+            if self.scales is not None:
+                squares = self.scales.square()
+                parts.normalized = (self._squares @ inverse(squares)) * (t2 @ squares)
             if "outgoing" in wanted:
                 parts.outgoing = t2.mul_(self._squares)
         if "diagonal" in wanted:
@@ -133,7 +145,7 @@ class Positions(Gather):
         self._weight = layer.canonical(weight)
         self._kernel = tuple(weight.shape[2:])
         self._pending: list[tuple[Tensor, Tensor | None]] = []
-        self._by_gradient = bool({"trace", "diagonal", "own", "relative"} & chunk.wanted)
+        self._by_gradient = bool(_OF_GRADIENTS & chunk.wanted)
         self._forms_by_gradient = self._by_gradient and weight.numel() <= activations
         groups, out, inner, _ = self._weight.shape
         self._single_input = inner == 1
@@ -142,11 +154,13 @@ class Positions(Gather):
         )
         n, zeros = chunk.samples, weight.new_zeros
         self._incoming, self._outgoing = zeros(n, groups * out), zeros(n, groups * inner)
-        self._relative = zeros(n)
         self._squares: Tensor | None = None
         self._taken: Tensor | None = None
-        rows = self._weight.flatten(2)
-        self._products = rows @ rows.mT  # W Wᵀ, (groups, out, out)
+        self._relatives = []
+        if "relative" in chunk.wanted:
+            self._relatives.append(Relative("relative", self._weight, n, None))
+        if self.scales is not None:
+            self._relatives.append(Relative("normalized", self._weight, n, self.scales))
 
     def open(self, inputs: Tensor, outputs: Tensor) -> None:
         """Keep both, and what every position sees."""
@@ -155,11 +169,10 @@ class Positions(Gather):
             self.see(inputs)
         _, out, inner, taps = self._weight.shape
         positions = outputs[0].numel() // (out * self.layer.groups)
-        # ‖Wᵀ s aᵀ‖² = ⟨sᵀ W Wᵀ s, aᵀ a⟩: cheaper by positions where these are few.
-        self._overlaps = None
         few = positions * (positions + out) < out * inner * taps
-        if "relative" in self.chunk.wanted and few and self.layer.kind != "transposed":
-            self._overlaps = self._seen.mT @ self._seen  # (n, groups, positions, positions)
+        self._by_positions = few and self.layer.kind != "transposed"
+        for relative in self._relatives if self._by_positions else ():
+            relative.see(self._seen)
 
     def see(self, inputs: Tensor) -> None:
         """Take from the inputs (n, folds, ...) what gradients are computed from."""
@@ -176,10 +189,8 @@ class Positions(Gather):
             if alone:  # All that enters a group's units leaves its one input.
                 leaving = forms.unflatten(1, (self.layer.groups, -1)).sum(2)
                 self.chunk.squared(leaving, self._outgoing, self.chunk.factor)
-        if self._overlaps is not None:
-            flat = self._flat(column)
-            between = flat.mT @ (self._products @ flat)
-            self._add_relative(between.mul_(self._overlaps), self.chunk.factor)
+        for relative in self._relatives if self._by_positions else ():
+            relative.hear(self._flat(column), self.chunk.factor)
         if self._by_gradient:
             self._pending.append((column, self.chunk.factor))
             if len(self._pending) >= columns_together(self.layer):
@@ -204,7 +215,9 @@ class Positions(Gather):
                 parts.own = squares.flatten(1) @ self._weight.square().flatten()
             self._taken = squares if self._taken is None else self._taken.add_(squares)
             self._squares = None
-        for name in ("incoming", "outgoing", "relative"):
+        for relative in self._relatives:
+            setattr(parts, relative.part, relative.take())
+        for name in ("incoming", "outgoing"):
             if name in wanted:
                 gathered = getattr(self, f"_{name}")
                 setattr(parts, name, gathered.clone())
@@ -249,20 +262,14 @@ class Positions(Gather):
         for index, factor in enumerate(factors):
             gradient = found[:, :, index]  # (n, groups, out, in, taps)
             self._squares = self.chunk.squared(gradient, self._squares, factor)
-            if "relative" in wanted and self._overlaps is None:
-                rows = gradient.flatten(3)
-                self._add_relative((self._products @ rows).mul_(rows), factor)
+            for relative in self._relatives:
+                relative.use(gradient, factor)
         if self._forms_by_gradient and {"incoming", "outgoing"} & wanted:
             forms = (found * self._weight[:, None]).transpose(1, 2)  # (n, c, groups, ...)
             entering, leaving = layer.incoming(forms), layer.outgoing(forms)
             for index, factor in enumerate(factors):
                 self.chunk.squared(entering[:, index], self._incoming, factor)
                 self.chunk.squared(leaving[:, index], self._outgoing, factor)
-
-    def _add_relative(self, values: Tensor, factor: Tensor | None) -> None:
-        """Add terms (n, ...) of the relative flatness."""
-        sums = values.flatten(1).sum(1)
-        self._relative += sums if factor is None else sums * factor
 
     def _summed(self, values: Tensor) -> Tensor:
         """Sum (n, folds, ...) over everything but samples and units."""

@@ -136,6 +136,10 @@ class Plan:
         parameters = [(name, self.graph.parameters[name], values[name]) for name in sites]
         return PointTap(chunk, node, self._axis(node), parameters, known)
 
+    def times_read(self, name: str) -> int:
+        """How often the weight of a layer is read."""
+        return _readers(self.graph.parameters[name], self.layers[name].node)[1]
+
     def activations_per_sample(self) -> int:
         """How many numbers the graph computes from one sample."""
         return sum(self.numbers(node) for node in self.graph.nodes if op_name(node))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ from flatgauge.graph import ModelGraph, UnsupportedGraphError, in_precision
 from flatgauge.isolation import isolated
 from flatgauge.loss import Loss, prediction
 from flatgauge.memory import format_bytes
-from flatgauge.output_curvature import Column, Mixable, OutputCurvature, dense
+from flatgauge.output_curvature import Column, Mixable, OutputCurvature, dense, gradient
 from flatgauge.surface import LossSurface
 
 #: Up to this many columns per sample, all are swept; beyond, the heaviest and mixtures.
@@ -81,7 +81,7 @@ class Sweeper:
         self.own = surrogate is None
         self._plans: dict[Any, Plan] = {}
         with isolated(surface.model, surface.device):
-            self.plan = self._plan_for(next(surface.objective.chunks(4)))
+            self.plan = self.plan_for(next(surface.objective.chunks(4)))
 
     @property
     def _values(self) -> dict[str, Tensor]:
@@ -114,6 +114,8 @@ class Sweeper:
         *,
         all_columns: bool,
         generator: Generator | None,
+        gradients: bool = False,
+        scales: Mapping[str, Tensor] | None = None,
     ) -> Iterator[Pass]:
         """Run the model forward on all data.
 
@@ -122,6 +124,9 @@ class Sweeper:
             wanted: What to gather of each.
             all_columns: Whether to pass all columns back, however many there are.
             generator: Source of randomness for mixtures, where there are too many columns.
+            gradients: Whether to pass back the loss's gradient, one column per sample, in the
+                place of its curvature.
+            scales: By layer, how much its input units vary, where that is needed.
 
         Yields:
             One chunk after the other.
@@ -131,18 +136,23 @@ class Sweeper:
         """
         with isolated(self.surface.model, self.surface.device):
             for batch in self.surface.objective.chunks(self.chunk):
-                plan = self._plan_for(batch)
+                plan = self.plan_for(batch)
                 if plan.signature() != self.plan.signature():
                     raise UnsupportedGraphError(
                         "the model runs through other operations for some batches than for the "
                         "first; measure batches of one shape at a time."
                     )
-                chunk = Chunk(batch.samples, wanted)
+                chunk = Chunk(batch.samples, wanted, scales or {})
                 taps = plan.taps(chunk, self._values, names)
-                logits = plan.graph.run(self._values, self._inputs(batch), taps, plan.logits)
-                curvature, kept = self._curvature(plan, logits.detach(), batch)
+                logits = plan.graph.run(self._values, self.inputs_of(batch), taps, plan.logits)
+                shares = self.counts_of(batch)
+                if gradients:
+                    total = self._total(plan, batch)
+                    curvature: OutputCurvature = gradient(total, logits, shares)
+                else:
+                    curvature, kept = self._curvature(plan, logits.detach(), batch)
+                    shares = shares * kept
                 columns, mixtures = _split(curvature, all_columns, generator)
-                shares = self._shares(batch) * kept
                 yield Pass(list(taps.values()), shares, columns, mixtures, chunk, logits)
 
     def _curvature(
@@ -161,20 +171,24 @@ class Sweeper:
             logits = torch.where(
                 kept.bool().view(-1, *[1] * (logits.dim() - 1)), logits, safe.view(logits[0].shape)
             )
+        found = dense(self._total(plan, batch), logits)
+        found.matrices *= kept[:, None, None]
+        return found, kept
 
-        def total(point: Tensor) -> Tensor:
-            value = self.loss.total(plan.finish(point), target)
+    def _total(self, plan: Plan, batch: Batch) -> Callable[[Tensor], Tensor]:
+        """The sum of the samples' losses as a function of the logits."""
+
+        def total(logits: Tensor) -> Tensor:
+            value = self.loss.total(plan.finish(logits), batch.target)
             if self.own and self.loss.count is None:
                 value = value * self.surface.objective.denominator(batch)
             return value
 
-        found = dense(total, logits)
-        found.matrices *= kept[:, None, None]
-        return found, kept
+        return total
 
-    def _plan_for(self, batch: Batch) -> Plan:
+    def plan_for(self, batch: Batch) -> Plan:
         """The plan for batches of this shape."""
-        leaves = self._inputs(batch)
+        leaves = self.inputs_of(batch)
         key = tuple(tuple(x.shape[1:]) if isinstance(x, Tensor) else x for x in leaves)
         if key not in self._plans:
             self._plans[key] = self._planned(batch)
@@ -208,7 +222,7 @@ class Sweeper:
 
     def _tried(self, plan: Plan, few: Batch) -> Plan:
         """Try a plan out on a few samples; what does not hold there is taken out of it."""
-        trial = Trial(self.surface.subject, self._inputs, with_labels=self.loss.own)
+        trial = Trial(self.surface.subject, self.inputs_of, with_labels=self.loss.own)
         trial.compare_outputs(plan, few)
         try:
             self._curvature(plan, trial.logits(plan, few), few)
@@ -238,11 +252,11 @@ class Sweeper:
             output = self.surface.subject(self.surface.subject.leaves, few, with_labels=False)
         return None if isinstance(output, Tensor) else "the loss is a function of several outputs"
 
-    def _inputs(self, batch: Batch) -> list[Any]:
+    def inputs_of(self, batch: Batch) -> list[Any]:
         """What the model is called with, flattened."""
         return pytree.tree_leaves(self.surface.subject.arguments(batch, with_labels=self.loss.own))
 
-    def _shares(self, batch: Batch) -> Tensor:
+    def counts_of(self, batch: Batch) -> Tensor:
         """What every sample adds to the denominator of the loss."""
         count = self.surface.objective.denominator
         if not self.own:

@@ -7,7 +7,7 @@ through the op's output. What it gathers from a chunk of samples it gives as `Pa
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -19,7 +19,7 @@ from flatgauge.output_curvature import Column
 
 #: What a sweep can yield for a layer. Parameters that are no layers have the first
 #: three.
-PARTS = ("trace", "diagonal", "own", "incoming", "outgoing", "relative")
+PARTS = ("trace", "diagonal", "own", "incoming", "outgoing", "relative", "normalized")
 
 
 @dataclass
@@ -29,12 +29,14 @@ class Chunk:
     Attributes:
         samples: How many samples it holds.
         wanted: Which parts are asked for.
+        scales: By layer, how much every one of its input units varies over the data (in,).
         leaves: The tensors at which differentiation may stop.
         factor: The weight of the current column for every sample; None if all are one.
     """
 
     samples: int
     wanted: frozenset[str]
+    scales: Mapping[str, Tensor] = field(default_factory=dict)
     leaves: list[Tensor] = field(default_factory=list)
     factor: Tensor | None = None
 
@@ -82,6 +84,7 @@ class Parts:
         incoming: Forms of what enters every output unit (n, out).
         outgoing: Forms of what leaves every input unit (n, in).
         relative: The relative flatness (n,).
+        normalized: The same with input units of spread one (n,).
     """
 
     trace: Tensor | None = None
@@ -89,6 +92,7 @@ class Parts:
     incoming: Tensor | None = None
     outgoing: Tensor | None = None
     relative: Tensor | None = None
+    normalized: Tensor | None = None
 
     def items(self) -> list[tuple[str, Tensor]]:
         """The parts that were asked for."""

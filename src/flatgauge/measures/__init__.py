@@ -6,10 +6,11 @@ from flatgauge.measures.adaptive import (
     adaptive_trace,
     riemannian_max_eigenvalue_nodewise,
 )
+from flatgauge.measures.fisher_rao import fisher_rao_norm
 from flatgauge.measures.hessian import hessian_max_eigenvalue, hessian_trace
 from flatgauge.measures.kappa import kappa_max, kappa_sum, kappa_trace_max, kappa_trace_sum
 from flatgauge.measures.registry import BALANCED, GROUPS, Measure, catalogue, measure, registry
-from flatgauge.measures.relative_flatness import relative_flatness
+from flatgauge.measures.relative_flatness import relative_flatness, relative_flatness_normalized
 from flatgauge.measures.rho import rho_max, rho_sum
 from flatgauge.measures.riemannian import (
     riemannian_epsilon_sharpness,
@@ -29,6 +30,7 @@ __all__ = [
     "catalogue",
     "epsilon_sharpness",
     "expected_sharpness",
+    "fisher_rao_norm",
     "hessian_max_eigenvalue",
     "hessian_trace",
     "kappa_max",
@@ -38,6 +40,7 @@ __all__ = [
     "measure",
     "registry",
     "relative_flatness",
+    "relative_flatness_normalized",
     "rho_max",
     "rho_sum",
     "riemannian_epsilon_sharpness",

@@ -51,7 +51,7 @@ class Measure:
         invariant_to: The groups of rewritings that leave it unchanged; see `GROUPS`.
         cost: In passes over the data.
         needs: What it shares with other measures: parts of the sweep ("trace", "diagonal", "own",
-            "incoming", "outgoing", "relative"), "estimates" of what cannot be swept,
+            "incoming", "outgoing", "relative", "normalized"), "estimates" of what cannot be swept,
             "eigenvalues" of blocks, or "products".
         function: The function itself.
         gauge: ``"balanced"`` if it is measured on the balanced form of the model.

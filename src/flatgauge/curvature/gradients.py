@@ -1,0 +1,147 @@
+"""Gradients of single samples: Σ θ² (∂ℓ_n)² of every parameter, sample by sample."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from flatgauge.batch import Batch, obstacle
+from flatgauge.curvature.sweep import Sweeper, sweeper_of
+from flatgauge.curvature.tally import collect
+from flatgauge.graph import UnsupportedGraphError
+from flatgauge.isolation import isolated
+from flatgauge.nested import map_tensors, tensors
+from flatgauge.precision import wide
+from flatgauge.surface import LossSurface
+
+#: Every sample's weight in the mean (N,), and by parameter its share (N,) in the weighted sum.
+Found = tuple[Tensor, dict[str, Tensor]]
+
+
+def squared_slopes(surface: LossSurface, names: Sequence[str]) -> Found:
+    """Square the gradient of every sample, entry by entry, in units of the weights.
+
+    Exact for every model: the parameters in which the output is linear are swept, with one column
+    per sample; for the others every sample's gradient is written out.
+
+    Args:
+        surface: Where to measure. Weight decay is no part of a sample's loss.
+        names: The parameters.
+
+    Returns:
+        What every sample that counts adds to the denominator of the loss (N,), and for every
+        parameter the same times Σ θ² (∂ℓ_n)², with ℓ_n the sample's own mean loss (N,).
+
+    Raises:
+        ValueError: If the batches cannot be taken apart into samples.
+    """
+    try:
+        sweeper = sweeper_of(surface)
+        swept = [name for name in names if name in sweeper.plan.exact]
+        counts, found = _swept(sweeper, swept) if swept else (None, {})
+    except UnsupportedGraphError:
+        counts, found = None, {}
+    rest = [name for name in names if name not in found]
+    if rest:
+        counts, others = _written_out(surface, rest)
+        found |= others
+    assert counts is not None
+    return counts, {name: found[name] for name in names}
+
+
+def _swept(sweeper: Sweeper, names: list[str]) -> Found:
+    """By the sweep."""
+    found: dict[str, list[Tensor]] = {name: [] for name in names}
+    counts = []
+    for chunk in sweeper.passes(
+        frozenset(names), frozenset({"own"}), all_columns=True, generator=None, gradients=True
+    ):
+        for column in chunk.columns:
+            chunk.pass_back(column)
+        kept = chunk.shares != 0
+        counts.append(chunk.shares[kept])
+        parts = collect(chunk.taps)
+        for name, shares in found.items():
+            own = parts[name].own if name in parts else None
+            none = torch.zeros_like(counts[-1])  # The output does not depend on it.
+            shares.append(none if own is None else wide(own)[kept])
+    return torch.cat(counts), {name: torch.cat(shares) for name, shares in found.items()}
+
+
+def _written_out(surface: LossSurface, names: list[str]) -> Found:
+    """Sample by sample: many at once where the model can be vectorised, else one by one."""
+    subject, objective = surface.subject, surface.objective
+    size = sum(subject.state[name].numel() for name in names) * surface.dtype.itemsize
+    room = max(int(surface.memory // (8 * size)), 1)
+    found: list[Tensor] = []  # (n, names)
+    counts: list[float] = []
+    together: Callable[..., Tensor] | None = _sums_of_many
+    with isolated(surface.model, surface.device):
+        for batch in objective.chunks(min(surface.chunk, room)):
+            if batch.samples > 1 and not batch.splittable:
+                raise ValueError(
+                    "the gradient of every sample is needed, but the batches cannot be cut into "
+                    f"samples: {obstacle(batch)}. Give batches of one sample."
+                )
+            rows = [batch.rows([i]) for i in range(batch.samples)] if batch.splittable else [batch]
+            each = [objective.denominator(row) for row in rows]
+            kept = [i for i, count in enumerate(each) if count]
+            counts += [each[i] for i in kept]
+            sums: Tensor | None = None
+            if together is not None and batch.splittable:
+                try:
+                    sums = together(surface, batch.rows(kept), names)
+                except (RuntimeError, ValueError, TypeError, NotImplementedError):
+                    together = None
+            if sums is None:
+                sums = torch.stack([_sums_of_one(surface, rows[i], names) for i in kept])
+            found.append(sums)
+    weights = torch.tensor(counts, dtype=torch.float64, device=surface.device)
+    squares = torch.cat(found)
+    if objective.loss.count is None:  # What was differentiated is the sample's own mean.
+        squares = squares * weights.square()[:, None]
+    squares = squares / weights[:, None]
+    return weights, dict(zip(names, squares.T, strict=True))
+
+
+def _sums_of_many(surface: LossSurface, batch: Batch, names: list[str]) -> Tensor:
+    """Σ θ² (∂ℓ)² of every sample and parameter (n, names), for all samples at once."""
+    subject, loss = surface.subject, surface.objective.loss
+    known = dict(zip(subject.names, subject.leaves, strict=True))
+    point = [known[name].detach() for name in names]
+
+    def total(values: list[Tensor], rows: list[Tensor]) -> Tensor:
+        leaves = known | dict(zip(names, values, strict=True))
+        given = iter(rows)
+        inputs, target = map_tensors(lambda _: next(given)[None], (batch.inputs, batch.target))
+        single = replace(batch, inputs=inputs, target=target, samples=1)
+        output = subject([leaves[n] for n in subject.names], single, with_labels=loss.own)
+        return loss.total(output, target)
+
+    def sums(rows: list[Tensor]) -> Tensor:
+        slopes = torch.func.grad(total)(point, rows)
+        return torch.stack([wide(v * s).square().sum() for v, s in zip(point, slopes, strict=True)])
+
+    found: Tensor = torch.vmap(sums)(list(tensors((batch.inputs, batch.target))))
+    return found.detach()
+
+
+def _sums_of_one(surface: LossSurface, row: Batch, names: list[str]) -> Tensor:
+    """Σ θ² (∂ℓ)² of one sample, by parameter (names,)."""
+    subject, loss = surface.subject, surface.objective.loss
+    point = dict(zip(subject.names, subject.leaves, strict=True))
+
+    def slopes() -> Sequence[Tensor | None]:
+        output = subject(subject.leaves, row, with_labels=loss.own)
+        total = loss.total(output, row.target)
+        return torch.autograd.grad(total, [point[name] for name in names], allow_unused=True)
+
+    found = []
+    for name, slope in zip(names, subject.holding(subject.leaves, slopes), strict=True):
+        value = point[name].detach()
+        product = torch.zeros_like(value) if slope is None else value * slope
+        found.append(wide(product).square().sum())
+    return torch.stack(found)

@@ -1,0 +1,91 @@
+"""The Fisher-Rao norm (Liang et al. 2019), as Tsuzuku et al. 2019 compare to it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from flatgauge.curvature.gradients import squared_slopes
+from flatgauge.curvature.summary import LayerValue, as_shares, combined, select, spread
+from flatgauge.curvature.sweep import sweeper_of
+from flatgauge.estimators import Estimate
+from flatgauge.graph import UnsupportedGraphError
+from flatgauge.measures.registry import measure
+from flatgauge.surface import LossSurface
+
+
+@measure(
+    symbol="‖θ‖²_fr",
+    paper="Liang et al. 2019; Tsuzuku et al. 2019 (002), eq. 25",
+    geometry="one scale per weight",
+    functional="squared gradient of every sample",
+    invariant_to={"layerwise", "nodewise", "rows", "permutation"},
+    cost="one sweep with one column: about 3 gradients; where the output is curved, the gradients "
+    "of single samples",
+)
+def fisher_rao_norm(surface: LossSurface, *, parameters: str = "all") -> Estimate:
+    r"""Mean over the samples of their squared gradients, in units of the weights.
+
+    Definition:
+        .. math:: \|\theta\|_{\mathrm{fr}}^2 = \sum_k \theta_k^2 \,
+                  \mathbb{E}_n\big[(\partial \ell_n / \partial \theta_k)^2\big]
+
+        with :math:`\ell_n` the loss of sample n (its own mean, where it has several labels), and
+        the mean over samples weighted as in the loss. Weight decay is no part of it.
+
+    Invariance:
+        layerwise, nodewise, rows, permutation. A weight times c has derivatives over c. Shifting
+        the outputs changes the last bias and so the value; moving weight between parallel
+        branches does too: two branches of W/2 have half the value of W and 0.
+
+    Cost:
+        One sweep with one column per sample, whatever the number of outputs; for parameters that
+        cannot be swept, the gradient of every sample. Exact for every model.
+
+    Reference:
+        [liang2019fisher]
+
+    Args:
+        surface: Where to measure.
+        parameters: ``"all"`` trainable parameters, or the weights of ``"layers"`` only.
+
+    Returns:
+        The estimate with every layer's value.
+
+    Raises:
+        ValueError: If the option is unknown, the model has no layers to restrict to, or batches
+            cannot be cut into samples.
+
+    Example:
+        The loss ``(b relu(a))²`` has the gradient ``(2ab², 2a²b)``:
+
+        >>> from flatgauge.examples import two_weights
+        >>> fisher_rao_norm(two_weights(2.0, 3.0)).value  # 2² · 36² + 3² · 24²
+        10368.0
+        >>> round(fisher_rao_norm(two_weights(20.0, 0.3)).value, 6)  # same function
+        10368.0
+    """
+    if parameters not in ("all", "layers"):
+        raise ValueError(f"`parameters={parameters!r}` must be 'all' or 'layers'.")
+    layers = _layers(surface, required=parameters == "layers")
+    names = layers if parameters == "layers" else list(surface.names)
+    counts, totals = squared_slopes(surface, names)
+    values = {}
+    for name, total in totals.items():
+        shares = as_shares(total, counts)
+        value = float(total.sum() / counts.sum())
+        values[name] = LayerValue(value, data_stderr=spread(shares), samples=shares)
+    estimate = combined(values, "sum", options={"parameters": parameters})
+    notes = ["weight decay is no part of a sample's loss"] if surface.weight_decay else []
+    shown = {name: estimate.layers[name] for name in layers if name in estimate.layers}
+    return replace(estimate, layers=shown, notes=tuple(notes))
+
+
+def _layers(surface: LossSurface, *, required: bool) -> list[str]:
+    """The layers, as far as the model can be read as a graph."""
+    try:
+        found = list(sweeper_of(surface).plan.layers)
+    except UnsupportedGraphError:
+        if required:
+            raise
+        return []
+    return select(found, None) if required else found
