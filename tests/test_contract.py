@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import copy
+import fcntl
 import inspect
 import math
+import os
+import pickle
 import random
+from collections.abc import Callable
 from functools import cache
 
 import numpy as np
@@ -92,18 +96,33 @@ def test_needs_a_surface_and_a_generator(name):
 # -- invariance, both ways --------------------------------------------------------------------
 
 
-@cache
-def certificate(case: str) -> dict[tuple[str, str], Row]:
-    """Every measure under every group of rewritings that the case has."""
-    certificate = certify(shared(case, 0), measures="all", trials=1)
-    assert all(kept.held for kept in certificate.kept)
-    return {(row.measure, row.group): row for row in certificate.rows}
+Certified = Callable[[str], dict[tuple[str, str], Row]]
+
+
+@pytest.fixture(scope="session")
+def certified(tmp_path_factory) -> Certified:
+    """Every measure under every group of rewritings that a case has, computed once per run."""
+    root = tmp_path_factory.getbasetemp()
+    root = root.parent if "PYTEST_XDIST_WORKER" in os.environ else root  # Workers share it.
+
+    @cache
+    def rows(case: str) -> dict[tuple[str, str], Row]:
+        path = root / f"certificate of {case}.pickle"
+        with path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not path.exists():
+                certificate = certify(shared(case, 0), measures="all", trials=1)
+                assert all(kept.held for kept in certificate.kept)
+                path.write_bytes(pickle.dumps(certificate.rows))
+        return {(row.measure, row.group): row for row in pickle.loads(path.read_bytes())}
+
+    return rows
 
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", MEASURES)
-def test_claimed_invariances_hold(name, case):
-    rows = [certificate(case)[name, group] for group in registry[name].invariant_to]
+def test_claimed_invariances_hold(name, case, certified):
+    rows = [certified(case)[name, group] for group in registry[name].invariant_to]
     assert all(row.claimed for row in rows)
     other = "unmeasured" if case in INAPPLICABLE.get(name, {}) else "holds"
     assert not [row for row in rows if row.verdict not in (other, "absent")]
@@ -111,12 +130,10 @@ def test_claimed_invariances_hold(name, case):
 
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("name", MEASURES)
-def test_what_is_not_claimed_moves_somewhere(name, group):
-    if group in registry[name].invariant_to:
-        # And what is claimed is really tried somewhere.
-        assert any(certificate(case)[name, group].verdict == "holds" for case in CASES)
-    else:
-        assert any(certificate(case)[name, group].verdict == "moves" for case in CASES)
+def test_what_is_not_claimed_moves_somewhere(name, group, certified):
+    # And what is claimed is really tried somewhere.
+    expected = "holds" if group in registry[name].invariant_to else "moves"
+    assert any(certified(case)[name, group].verdict == expected for case in CASES)
 
 
 # -- what a measure declares ------------------------------------------------------------------
