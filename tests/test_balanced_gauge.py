@@ -63,3 +63,28 @@ def test_dead_units_are_named():
 def test_other_gauges_do_not_exist():
     with pytest.raises(ValueError, match=r"`gauge='even'` is unknown; use 'balanced', or None"):
         fg.measure(build("mlp").surface(), gauge="even")
+
+
+@pytest.mark.parametrize("case", ["mlp", "conv and max-pool", "residual with batch-norm"])
+def test_the_balanced_baselines_pass_the_certificate(case):
+    names = [f"balanced:{name}" for name in NAMES]
+    certificate = fg.certify(build(case).surface(), measures=names, trials=1)
+    assert certificate.passed
+    verdicts = {(row.measure, row.group): row for row in certificate.rows}
+    for name in names:
+        for group in ("layerwise", "nodewise", "rows"):
+            assert verdicts[name, group].verdict == "holds"
+            assert verdicts[name, group].change == 0.0  # not one bit, by powers of two
+        assert verdicts[name, "permutation"].verdict == "holds"
+        assert verdicts[name, "output_scale"].verdict == "moves"
+
+
+def test_both_forms_stand_side_by_side_in_one_report():
+    case = build("mlp")
+    names = ["hessian_trace", "balanced:hessian_trace", "balanced:rho_max", "rho_max"]
+    report = fg.measure(case.surface(), measures=names)
+    assert list(report) == names
+    assert report["balanced:hessian_trace"].value != report["hessian_trace"].value
+    assert report["balanced:rho_max"].value == pytest.approx(report["rho_max"].value, rel=1e-12)
+    with pytest.raises(ValueError, match="no measure `hessian_trac`. Did you mean"):
+        fg.measure(case.surface(), measures=["balanced:hessian_trac"])
