@@ -24,7 +24,8 @@ class Loss:
         curvature: The second derivatives of the total by the prediction, where they are known
             in closed form; with `after`, by what goes into that last operation of the model.
         after: The operation that the model is expected to end in.
-        defined: Says which samples have a loss, where that depends on the outputs.
+        defined: Says which samples have a loss, where that depends on the outputs; the others add
+            nothing to the total, and are not to be counted.
     """
 
     name: str

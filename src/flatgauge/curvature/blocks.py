@@ -10,12 +10,12 @@ from torch import Generator, Tensor
 
 from flatgauge.curvature.estimated import estimated_blocks
 from flatgauge.curvature.summary import LayerValue, as_shares, spread
+from flatgauge.curvature.surrogate import NO_LOSS, samples_without_loss
 from flatgauge.curvature.sweep import Sweeper, sweeper_of
 from flatgauge.curvature.tally import Tally, collect
 from flatgauge.curvature.taps import PARTS
 from flatgauge.estimators.probes import branches, digest
 from flatgauge.layers import Layer
-from flatgauge.loss import Loss
 from flatgauge.precision import wide
 from flatgauge.surface import LossSurface
 
@@ -101,7 +101,7 @@ class Blocks(Mapping[str, Block]):
         blocks: By name.
         parts: What is known of each.
         missing: The parameters that were left out because they cannot be swept, and why.
-        left_out: Samples without a loss.
+        left_out: Samples that would count, but whose outputs have no loss.
     """
 
     blocks: Mapping[str, Block]
@@ -133,7 +133,6 @@ def block_curvature(
     surface: LossSurface,
     parts: Iterable[str] = PARTS,
     *,
-    surrogate: Loss | None = None,
     all_columns: bool = False,
     estimate: bool = True,
     probes: int = DEFAULT_PROBES,
@@ -148,7 +147,6 @@ def block_curvature(
     Args:
         surface: Where to measure.
         parts: What to measure; see `PARTS`.
-        surrogate: Another loss of the same outputs and targets, None for the surface's own.
         all_columns: Whether to be exact also where a sample has more than 63 outputs.
         estimate: Whether to estimate what cannot be swept; else it is left out.
         probes: Hessian products per part for blocks that are not exact.
@@ -168,9 +166,8 @@ def block_curvature(
         raise ValueError(
             f"the parts are {', '.join(PARTS)}, but got {sorted(wanted - set(PARTS))}."
         )
-    name = surrogate.name if surrogate else ""
-    sweeper = sweeper_of(surface, surrogate)
-    held: dict[Hashable, Blocks] = surface.recall(("blocks", name, all_columns, probes), dict)
+    sweeper = sweeper_of(surface)
+    held: dict[Hashable, Blocks] = surface.recall(("blocks", all_columns, probes), dict)
     drawn = digest(generator)
     swept = f"{drawn} without estimates"
     for key in (_EXACT, drawn) if estimate else (_EXACT, drawn, swept):
@@ -207,18 +204,13 @@ def _measured(
         names = frozenset(plan.exact)
         mixing = None if sources is None else sources("mixtures")
         swept, shares, left_out = _swept(sweeper, names, wanted, all_columns, mixing)
-        decay = surface.weight_decay if sweeper.own else 0.0
+        decay = surface.weight_decay
         for name in names:
             layer = plan.layers.get(name)
             found[name] = _finished(name, values[name], layer, swept[name], shares, wanted, decay)
     rest = [name for name in surface.names if name not in found]
     missing = {} if probes else {name: plan.reasons[name] for name in rest}
     if rest and probes:
-        if not sweeper.own:
-            raise ValueError(
-                f"`{sweeper.loss.name}` is measured by the sweep alone, which is not exact for "
-                f"`{rest[0]}`: {plan.reasons[rest[0]]}."
-            )
         layers = {name: plan.layers[name] for name in rest if name in plan.layers}
         if sources is None:
             raise ValueError(
@@ -226,8 +218,12 @@ def _measured(
                 "random vectors and needs a generator; pass "
                 "`generator=torch.Generator().manual_seed(0)`."
             )
+        left_out = samples_without_loss(surface)
+        # Products are of the mean over all samples that count; those left out are none of them.
+        scale = surface.objective.count / (surface.objective.count - left_out)
         estimates = estimated_blocks(surface, rest, layers, wanted, probes, sources)
-        for name, (means, errors) in estimates.items():
+        for name, parts in estimates.items():
+            means, errors = ({k: scale * v for k, v in part.items()} for part in parts)
             reason, layer = plan.reasons[name], layers.get(name)
             weight = wide(values[name])
             found[name] = Block(name, False, reason, weight, means, errors, layer=layer)
@@ -244,7 +240,7 @@ def _swept(
 ) -> tuple[dict[str, Tally], Tensor, int]:
     """Sweep all data; what every parameter gathered, and the samples' shares in the count."""
     tallies = {name: Tally() for name in names}
-    shares = []
+    shares, left_out = [], 0
     for chunk in sweeper.passes(names, wanted, all_columns=all_columns, generator=generator):
         for column in chunk.columns:
             chunk.pass_back(column)
@@ -258,10 +254,10 @@ def _swept(
             for name, diagonal in tap.diagonals().items():
                 tallies[name].add_diagonal(diagonal)
         shares.append(chunk.shares)
+        left_out += chunk.left_out
     together = torch.cat(shares)
-    left_out = int((together == 0).sum()) if sweeper.loss.defined is not None else 0
-    if left_out == len(together):
-        raise ValueError("the logits of every sample are constant: none has a normalized loss.")
+    if not together.any():
+        raise ValueError(NO_LOSS)
     return tallies, together, left_out
 
 

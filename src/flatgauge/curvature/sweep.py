@@ -17,7 +17,7 @@ from flatgauge.curvature.trial import Trial
 from flatgauge.estimators.probes import required
 from flatgauge.graph import ModelGraph, UnsupportedGraphError, in_precision
 from flatgauge.isolation import isolated
-from flatgauge.loss import Loss, prediction
+from flatgauge.loss import prediction
 from flatgauge.memory import format_bytes
 from flatgauge.output_curvature import Column, Mixable, OutputCurvature, dense
 from flatgauge.surface import LossSurface
@@ -43,12 +43,14 @@ class Pass:
     Attributes:
         taps: What listens, all over the model.
         shares: Every sample's share in the denominator of the loss (n,).
+        left_out: Samples that would count, but whose outputs have no loss.
         columns: The columns that are passed back as they are.
         mixtures: Random mixtures of those that are left.
     """
 
     taps: list[Tap]
     shares: Tensor
+    left_out: int
     columns: Iterator[Column]
     mixtures: Iterator[Column]
     _chunk: Chunk
@@ -65,20 +67,17 @@ class Sweeper:
     Attributes:
         plan: What is exact, and what listens where.
         loss: The loss whose curvature it is.
-        own: Whether that is the surface's own.
 
     Args:
         surface: The surface.
-        surrogate: Another loss of the same outputs and targets, None for the surface's own.
 
     Raises:
         UnsupportedGraphError: If the model cannot be read as a graph.
     """
 
-    def __init__(self, surface: LossSurface, surrogate: Loss | None = None) -> None:
+    def __init__(self, surface: LossSurface) -> None:
         self.surface = surface
-        self.loss = surrogate or surface.objective.loss
-        self.own = surrogate is None
+        self.loss = surface.objective.loss
         self._plans: dict[Any, Plan] = {}
         with isolated(surface.model, surface.device):
             self.plan = self._plan_for(next(surface.objective.chunks(4)))
@@ -142,8 +141,10 @@ class Sweeper:
                 logits = plan.graph.run(self._values, self._inputs(batch), taps, plan.logits)
                 curvature, kept = self._curvature(plan, logits.detach(), batch)
                 columns, mixtures = _split(curvature, all_columns, generator)
-                shares = self._shares(batch) * kept
-                yield Pass(list(taps.values()), shares, columns, mixtures, chunk, logits)
+                counted = self._shares(batch)
+                left_out = int(((counted > 0) & (kept == 0)).sum())
+                shares = counted * kept
+                yield Pass(list(taps.values()), shares, left_out, columns, mixtures, chunk, logits)
 
     def _curvature(
         self, plan: Plan, logits: Tensor, batch: Batch
@@ -156,21 +157,17 @@ class Sweeper:
             if not plan.heads or plan.head_axis() == curvature.axis % logits.dim():
                 return curvature, kept
         if self.loss.defined is not None:
-            kept = self.loss.defined(logits).double()
-            safe = torch.arange(logits[0].numel(), device=logits.device).to(logits)
-            logits = torch.where(
-                kept.bool().view(-1, *[1] * (logits.dim() - 1)), logits, safe.view(logits[0].shape)
-            )
+            outputs = plan.finish(logits)
+            self.loss.check(outputs, target)
+            kept = self.loss.defined(outputs).double()
 
         def total(point: Tensor) -> Tensor:
             value = self.loss.total(plan.finish(point), target)
-            if self.own and self.loss.count is None:
+            if self.loss.count is None:
                 value = value * self.surface.objective.denominator(batch)
             return value
 
-        found = dense(total, logits)
-        found.matrices *= kept[:, None, None]
-        return found, kept
+        return dense(total, logits), kept
 
     def _plan_for(self, batch: Batch) -> Plan:
         """The plan for batches of this shape."""
@@ -245,8 +242,6 @@ class Sweeper:
     def _shares(self, batch: Batch) -> Tensor:
         """What every sample adds to the denominator of the loss."""
         count = self.surface.objective.denominator
-        if not self.own:
-            return torch.ones(batch.samples, dtype=torch.float64, device=self.surface.device)
         if not isinstance(batch.target, Tensor) or batch.target.is_floating_point():
             each = [count(batch) / batch.samples] * batch.samples
             return torch.tensor(each, dtype=torch.float64, device=self.surface.device)
@@ -259,12 +254,11 @@ class Sweeper:
         return torch.tensor(each, dtype=torch.float64, device=self.surface.device)
 
 
-def sweeper_of(surface: LossSurface, surrogate: Loss | None = None) -> Sweeper:
+def sweeper_of(surface: LossSurface) -> Sweeper:
     """The sweeper of a surface, made once; so is the failure to make one.
 
     Args:
         surface: The surface.
-        surrogate: Another loss of the same outputs and targets, None for the surface's own.
 
     Returns:
         The sweeper.
@@ -275,12 +269,11 @@ def sweeper_of(surface: LossSurface, surrogate: Loss | None = None) -> Sweeper:
 
     def attempt() -> Sweeper | UnsupportedGraphError:
         try:
-            return Sweeper(surface, surrogate)
+            return Sweeper(surface)
         except UnsupportedGraphError as error:
             return error
 
-    name = surrogate.name if surrogate else ""
-    found = surface.recall(("sweeper", name), attempt, lasting=True)
+    found = surface.recall("sweeper", attempt, lasting=True)
     if isinstance(found, UnsupportedGraphError):
         raise found
     return found
