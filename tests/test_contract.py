@@ -21,7 +21,10 @@ from flatgauge.report import Row
 
 MEASURES = [item.name for item in registry]
 #: Where a measure does not apply, and what it says there.
-INAPPLICABLE: dict[str, dict[str, str]] = {}
+NO_LABELS = {
+    "leaky relu with mse": "loss of outputs .N, classes. and class labels .* `surrogate=None`"
+}
+INAPPLICABLE = dict.fromkeys(["matrix_normalized_sharpness", "normalized_sharpness"], NO_LABELS)
 SECTIONS = ["Definition:", "Invariance:", "Cost:", "Reference:", "Args:", "Returns:", "Example:"]
 
 

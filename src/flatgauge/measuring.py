@@ -6,12 +6,14 @@ import math
 import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import torch
 
 from flatgauge.curvature.blocks import block_curvature
+from flatgauge.curvature.surrogate import under_surrogate
 from flatgauge.curvature.taps import PARTS
 from flatgauge.estimators import Estimate
 from flatgauge.measures import Measure, registry
@@ -117,12 +119,12 @@ def estimates_of(
         RuntimeError: If the model fails and `strict` is set.
         MemoryError: If a measure does not fit the budget and `strict` is set.
     """
-    parts, estimate = _shared(wanted)
+    needs = _shared(wanted)
     sweep = None
-    if parts:
+    if needs:
         if progress is not None:
             progress("sweep", 0, len(wanted))
-        sweep = _swept(surface, parts, estimate, seed)
+        sweep = _swept(surface, needs, seed)
     estimates = {}
     for done, (item, options) in enumerate(wanted):
         if progress is not None:
@@ -141,24 +143,32 @@ def estimates_of(
     return estimates, sweep
 
 
-def _shared(wanted: list[tuple[Measure, dict[str, Any]]]) -> tuple[set[str], bool]:
-    """What one sweep can yield for all measures, and whether estimates are wanted too."""
-    needs: set[str] = set()
+def _shared(wanted: list[tuple[Measure, dict[str, Any]]]) -> dict[str | None, set[str]]:
+    """What one sweep of each loss (by surrogate, None for the own) can yield for all measures."""
+    needs: dict[str | None, set[str]] = {}
     for item, options in wanted:
         if not {"all_columns", "probes"} & options.keys():  # These need a sweep of their own.
-            needs |= set(item.needs)
-    return needs & set(PARTS), "estimates" in needs
+            surrogate = (item.options | options).get("surrogate")
+            needs.setdefault(surrogate, set()).update(item.needs)
+    return {surrogate: found for surrogate, found in needs.items() if found & set(PARTS)}
 
 
-def _swept(surface: LossSurface, parts: set[str], estimate: bool, seed: int) -> str | None:
-    """Sweep once for all measures that share it, and say what that took."""
-    start, matvecs = time.perf_counter(), surface.matvecs
-    # Where the sweep fails, the measures that need it say so themselves.
-    try:
-        block_curvature(surface, parts, estimate=estimate, generator=_source(seed, _SHARED))
-    except (ValueError, RuntimeError, MemoryError):
-        return None
+def _swept(surface: LossSurface, needs: dict[str | None, set[str]], seed: int) -> str | None:
+    """Sweep once for all measures of the same loss, and say what that took."""
+    start, matvecs, done = time.perf_counter(), surface.matvecs, 0
+    for surrogate, found in needs.items():
+        # Where the sweep fails, the measures that need it say so themselves.
+        with suppress(ValueError, RuntimeError, MemoryError):
+            block_curvature(
+                under_surrogate(surface, surrogate),
+                found & set(PARTS),
+                estimate="estimates" in found,
+                generator=_source(seed, _SHARED),
+            )
+            done += 1
     took, spent = duration(time.perf_counter() - start), surface.matvecs - matvecs
+    if not done:
+        return None
     return f"{took} and {spent} Hessian products" if spent else took
 
 

@@ -1,7 +1,7 @@
 """Balance strongly connected matrices: the smallest Σ A x y + B / (x y), with a proven gap.
 
 A matrix pair is a graph: row i -> column j of weight A_ij, column j -> row i of weight B_ij. The
-sum is smallest where as much flows into every node as out of it (Osborne 1960).
+sum is smallest where as much flows into every node as out of it [osborne1960preconditioning].
 """
 
 from __future__ import annotations

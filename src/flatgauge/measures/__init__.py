@@ -2,6 +2,10 @@
 
 from flatgauge.measures.hessian import hessian_max_eigenvalue, hessian_trace
 from flatgauge.measures.kappa import kappa_max, kappa_sum, kappa_trace_max, kappa_trace_sum
+from flatgauge.measures.normalized_sharpness import (
+    matrix_normalized_sharpness,
+    normalized_sharpness,
+)
 from flatgauge.measures.registry import GROUPS, Measure, catalogue, measure, registry
 from flatgauge.measures.relative_flatness import relative_flatness
 from flatgauge.measures.rho import rho_max, rho_sum
@@ -23,7 +27,9 @@ __all__ = [
     "kappa_sum",
     "kappa_trace_max",
     "kappa_trace_sum",
+    "matrix_normalized_sharpness",
     "measure",
+    "normalized_sharpness",
     "registry",
     "relative_flatness",
     "rho_max",

@@ -45,7 +45,8 @@ class Measure:
         cost: In passes over the data.
         needs: What it shares with other measures: parts of the sweep ("trace", "diagonal",
             "incoming", "outgoing", "relative"), "estimates" of what cannot be swept,
-            "eigenvalues" of blocks, or "products".
+            "eigenvalues" of blocks, or "products". Where it has an option `surrogate`, it shares
+            with those that measure the same loss.
         function: The function itself.
     """
 
