@@ -24,7 +24,10 @@ MEASURES = [item.name for item in registry]
 NO_LABELS = {
     "leaky relu with mse": "loss of outputs .N, classes. and class labels .* `surrogate=None`"
 }
-INAPPLICABLE = dict.fromkeys(["matrix_normalized_sharpness", "normalized_sharpness"], NO_LABELS)
+INAPPLICABLE = dict.fromkeys(
+    ["matrix_normalized_sharpness", "normalized_sharpness", "normalized_sharpness_direct"],
+    NO_LABELS,
+)
 SECTIONS = ["Definition:", "Invariance:", "Cost:", "Reference:", "Args:", "Returns:", "Example:"]
 
 

@@ -125,7 +125,11 @@ def normalized_cross_entropy() -> Loss:
     def defined(logits: Tensor) -> Tensor:
         return (logits != logits[:, :1]).any(dim=1)
 
-    return Loss(name, total, count, check, defined=defined)
+    def size(logits: Tensor) -> Tensor:
+        variance = wide(logits.detach()).var(dim=1, correction=0)
+        return (1 / variance).where(defined(logits), 0.0)
+
+    return Loss(name, total, count, check, defined=defined, size=size)
 
 
 def _softmax_curvature(

@@ -26,6 +26,8 @@ class Loss:
         after: The operation that the model is expected to end in.
         defined: Says which samples have a loss, where that depends on the outputs; the others add
             nothing to the total, and are not to be counted.
+        size: Of the terms that the second derivatives by every sample's outputs are sums of, where
+            these may cancel altogether.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Loss:
     curvature: Callable[[Tensor, Any], OutputCurvature] | None = None
     after: str | None = None
     defined: Callable[[Tensor], Tensor] | None = None
+    size: Callable[[Tensor], Tensor] | None = None
 
 
 def prediction(output: Any) -> Tensor:

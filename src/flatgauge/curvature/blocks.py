@@ -22,6 +22,9 @@ from flatgauge.surface import LossSurface
 #: Marks a result without randomness, which holds for every generator.
 _EXACT = -1
 
+#: What rounding may leave of terms that cancel, beside their size.
+_CANCELLED = {torch.float32: 1e-5, torch.float64: 1e-11}
+
 #: Hessian products per part, for parameters that cannot be swept.
 DEFAULT_PROBES = 48
 
@@ -43,6 +46,8 @@ class Block:
         samples: Every sample's share in a part, units added up (N,): their mean is the value, and
             their spread over √N its data error.
         layer: How the parameter is contracted, None for parameters that are no layers.
+        rounding: Up to what size the entries of a layer's diagonal may be zeros that rounding
+            left, where columns of both signs cancel; None where none do.
     """
 
     name: str
@@ -54,6 +59,7 @@ class Block:
     data_stderr: Mapping[str, Tensor] = field(default_factory=dict)
     samples: Mapping[str, Tensor] = field(default_factory=dict)
     layer: Layer | None = None
+    rounding: Tensor | None = None
 
     @property
     def squared_norm(self) -> float:
@@ -253,6 +259,8 @@ def _swept(
         for tap in chunk.taps:
             for name, diagonal in tap.diagonals().items():
                 tallies[name].add_diagonal(diagonal)
+            for name, size in tap.sizes().items():
+                tallies[name].add_size(size)
         shares.append(chunk.shares)
         left_out += chunk.left_out
     together = torch.cat(shares)
@@ -290,7 +298,11 @@ def _finished(
             samples[part] = as_shares(torch.cat(own), shares) + added.sum()
     reason = "by the heaviest columns and mixtures of the rest (`all_columns=True` sweeps all)"
     reason = reason if tally.mixed else ""
-    return Block(name, not tally.mixed, reason, weight, values, stderr, data_stderr, samples, layer)
+    rounding = None if tally.size is None else _CANCELLED[value.dtype] * tally.size / count
+    return Block(
+        *(name, not tally.mixed, reason, weight, values, stderr, data_stderr, samples, layer),
+        rounding=rounding,
+    )
 
 
 def _penalties(weight: Tensor, layer: Layer | None, decay: float) -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ from flatgauge.graph import ModelGraph, UnsupportedGraphError, in_precision
 from flatgauge.isolation import isolated
 from flatgauge.loss import prediction
 from flatgauge.memory import format_bytes
-from flatgauge.output_curvature import Column, Mixable, OutputCurvature, dense
+from flatgauge.output_curvature import Column, Dense, Mixable, OutputCurvature, dense
 from flatgauge.surface import LossSurface
 
 #: Up to this many columns per sample, all are swept; beyond, the heaviest and mixtures.
@@ -140,6 +140,8 @@ class Sweeper:
                 taps = plan.taps(chunk, self._values, names)
                 logits = plan.graph.run(self._values, self._inputs(batch), taps, plan.logits)
                 curvature, kept = self._curvature(plan, logits.detach(), batch)
+                if isinstance(curvature, Dense):
+                    chunk.floor = self._floor(plan, logits.detach()) * kept
                 columns, mixtures = _split(curvature, all_columns, generator)
                 counted = self._shares(batch)
                 left_out = int(((counted > 0) & (kept == 0)).sum())
@@ -168,6 +170,12 @@ class Sweeper:
             return value
 
         return dense(total, logits), kept
+
+    def _floor(self, plan: Plan, logits: Tensor) -> Tensor:
+        """The size of the terms that the loss's second derivatives by the logits are sums of."""
+        if self.loss.size is None:
+            return torch.zeros(len(logits), dtype=torch.float64, device=logits.device)
+        return self.loss.size(plan.finish(logits))
 
     def _plan_for(self, batch: Batch) -> Plan:
         """The plan for batches of this shape."""

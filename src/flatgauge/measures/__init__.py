@@ -6,6 +6,7 @@ from flatgauge.measures.normalized_sharpness import (
     matrix_normalized_sharpness,
     normalized_sharpness,
 )
+from flatgauge.measures.normalized_sharpness_direct import normalized_sharpness_direct
 from flatgauge.measures.registry import GROUPS, Measure, catalogue, measure, registry
 from flatgauge.measures.relative_flatness import relative_flatness
 from flatgauge.measures.rho import rho_max, rho_sum
@@ -30,6 +31,7 @@ __all__ = [
     "matrix_normalized_sharpness",
     "measure",
     "normalized_sharpness",
+    "normalized_sharpness_direct",
     "registry",
     "relative_flatness",
     "rho_max",

@@ -205,7 +205,10 @@ def scaled(block: Block) -> Scaling:
         The scales, for arrays (groups, out, in).
     """
     assert block.layer is not None
-    curvature = block.layer.canonical(block.values["diagonal"].clamp_min(0)).sum(-1)
+    diagonal = block.values["diagonal"].clamp_min(0)
+    if block.rounding is not None:  # The root of a zero that was rounded is none.
+        diagonal = diagonal.where(diagonal > block.rounding, 0.0)
+    curvature = block.layer.canonical(diagonal).sum(-1)
     squares = block.layer.canonical(block.weight.square()).sum(-1)
     return smallest_sum(curvature.cpu().numpy(), squares.cpu().numpy())
 
@@ -233,17 +236,20 @@ def _root(block: Block) -> LayerValue:
     """The root of squared norm times trace, with its errors."""
     size, trace, error = block.squared_norm, block.values["trace"], float(block.stderr["trace"])
     clipped = max(float(trace), 0.0)
+    if block.rounding is not None and clipped <= float(block.rounding.sum()):
+        clipped = 0.0  # The root of a zero that was rounded is none.
     value = math.sqrt(size) * math.sqrt(clipped)
-    # Roots fall faster than they rise.
-    lower = math.sqrt(clipped) - math.sqrt(max(clipped - error, 0.0))
-    upper = math.sqrt(max(float(trace) + error, 0.0)) - math.sqrt(clipped)
+    # A root falls faster than it rises; what is clipped may have been larger.
+    doubt = math.sqrt(clipped) - math.sqrt(max(clipped - error, 0.0))
+    if float(trace) < error:
+        doubt = math.sqrt(max(float(trace) + 3 * error, 0.0))
     samples = block.samples.get("trace")
     if samples is not None:
         slope = math.sqrt(size) / math.sqrt(clipped) / 2 if clipped else 0.0
         samples = torch.as_tensor(value) + slope * (samples - trace)
     return LayerValue(
         value,
-        stderr=math.sqrt(size) * max(lower, upper),
+        stderr=math.sqrt(size) * doubt,
         data_stderr=spread(samples),
         samples=samples,
         exact=block.exact,
