@@ -130,6 +130,11 @@ class LossSurface:
         return self._objective
 
     @property
+    def origin(self) -> LossSurface:
+        """The surface that this one was made from by `under`; else this one."""
+        return self._origin or self
+
+    @property
     def model(self) -> nn.Module:
         """The user's model, without wrappers."""
         return self._subject.model

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -182,18 +182,25 @@ class Sweeper:
         leaves = self._inputs(batch)
         key = tuple(tuple(x.shape[1:]) if isinstance(x, Tensor) else x for x in leaves)
         if key not in self._plans:
-            self._plans[key] = self._planned(batch)
+            self._plans[key] = self._planned(batch, key)
         return self._plans[key]
 
-    def _planned(self, batch: Batch) -> Plan:
-        """Read the graph from a batch, and what can be swept of it."""
+    def _graph(self, batch: Batch) -> ModelGraph:
+        """Read the graph from a batch."""
         subject = self.surface.subject
         example = batch.rows([0, 0, 0]) if batch.splittable else batch
         arguments, keywords = subject.arguments(example, with_labels=self.loss.own)
         model = in_precision(subject.model, subject.dtype)
         with isolated(model, subject.device):  # The exporter's own tensors must not stay in it.
             samples = 3 if batch.splittable else 0
-            graph = ModelGraph(model, arguments, keywords, samples, prediction)
+            return ModelGraph(model, arguments, keywords, samples, prediction)
+
+    def _planned(self, batch: Batch, shapes: Hashable) -> Plan:
+        """Read the graph from a batch, and what can be swept of it."""
+        subject = self.surface.subject
+        key = ("graph", shapes, batch.splittable, self.loss.own)
+        # Reading it takes longest, and it is the same under every loss.
+        graph = self.surface.origin.recall(key, lambda: self._graph(batch), lasting=True)
         reason = self._objection(batch)
         if reason is None and not graph.symbol:
             reason = "the model treats the number of samples as a constant"
