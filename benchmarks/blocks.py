@@ -65,7 +65,7 @@ class BlockComparison(Comparison):
     def __init__(self, workload: Workload) -> None:
         super().__init__(workload)
         self.kept = self.surface()
-        self.chunk = self.kept.recall(("sweeper", ""), lambda: Sweeper(self.kept)).chunk
+        self.chunk = self.kept.recall("sweeper", lambda: Sweeper(self.kept)).chunk
 
     def sweeps(self, peers: Sequence[DiagonalPeer], count: int) -> list[Row]:
         """Time sweeps, and the diagonal by other tools.

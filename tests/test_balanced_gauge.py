@@ -86,5 +86,5 @@ def test_both_forms_stand_side_by_side_in_one_report():
     assert list(report) == names
     assert report["balanced:hessian_trace"].value != report["hessian_trace"].value
     assert report["balanced:rho_max"].value == pytest.approx(report["rho_max"].value, rel=1e-12)
-    with pytest.raises(ValueError, match="no measure `hessian_trac`. Did you mean"):
+    with pytest.raises(ValueError, match=r"no measure `hessian_trac`\. Did you mean"):
         fg.measure(case.surface(), measures=["balanced:hessian_trac"])

@@ -25,7 +25,13 @@ from flatgauge.report import Row
 
 MEASURES = [item.name for item in registry]
 #: Where a measure does not apply, and what it says there.
+NO_LABELS = {
+    "leaky relu with mse": "loss of outputs .N, classes. and class labels .* `surrogate=None`"
+}
 INAPPLICABLE: dict[str, dict[str, str]] = {
+    "matrix_normalized_sharpness": NO_LABELS,
+    "normalized_sharpness": NO_LABELS,
+    "normalized_sharpness_direct": NO_LABELS,
     "relative_flatness_normalized": {"tied weights": "its weight is read more than once"},
 }
 SECTIONS = ["Definition:", "Invariance:", "Cost:", "Reference:", "Args:", "Returns:", "Example:"]

@@ -14,8 +14,9 @@ ROOT = Path(flatgauge.__file__).parent
 
 #: From the ground up; a module may import only from lines above its own, or from its own unit.
 LAYERS = [
-    ["arguments", "nested", "precision", "layout", "isolation", "memory", "products", "graph"],
-    ["output_curvature", "layers"],
+    ["arguments", "nested", "precision", "layout", "isolation", "memory", "products"],
+    ["graph", "osborne"],
+    ["output_curvature", "layers", "matrix_scaling"],
     ["loss"],
     ["label_losses"],
     ["losses"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -93,21 +94,42 @@ def normalized_cross_entropy() -> Loss:
     Returns:
         The loss.
     """
+    name = "normalized_cross_entropy"
 
     def total(output: Any, target: Tensor) -> Tensor:
         logits = prediction(output)
+        kept = defined(logits)
+        # Constant logits are replaced before they are divided by zero, not after.
+        safe = torch.arange(logits.shape[1], device=logits.device).to(logits)
+        logits = torch.where(kept[:, None], logits, safe)
+        labels = target.long().where(kept, IGNORED)
         spread = logits.std(dim=1, correction=0, keepdim=True)
-        return F.cross_entropy(logits / spread, target.long(), reduction="sum")
+        return F.cross_entropy(logits / spread, labels, ignore_index=IGNORED, reduction="sum")
 
     def check(output: Any, target: Any) -> None:
-        _check_labels("normalized_cross_entropy", prediction(output), target, IGNORED)
+        logits = prediction(output)
+        labels = isinstance(target, Tensor) and not target.is_floating_point()
+        if not labels or logits.dim() != 2 or target.shape != logits.shape[:1]:
+            kind = target.dtype if isinstance(target, Tensor) else type(target).__name__
+            shape = f" of shape {tuple(target.shape)}" if isinstance(target, Tensor) else ""
+            raise ValueError(
+                f"`surrogate={name!r}` is a loss of outputs (N, classes) and class labels (N,), "
+                f"but the outputs have shape {tuple(logits.shape)} and the targets are {kind}"
+                f"{shape}; pass `surrogate=None` to measure the surface's own loss."
+            )
+        _check_labels(name, logits, target, IGNORED)
+
+    def count(target: Tensor) -> float:
+        return _label_count(target, None, IGNORED)
 
     def defined(logits: Tensor) -> Tensor:
         return (logits != logits[:, :1]).any(dim=1)
 
-    return Loss(
-        "normalized_cross_entropy", total, lambda target: float(len(target)), check, defined=defined
-    )
+    def size(logits: Tensor) -> Tensor:
+        variance = wide(logits.detach()).var(dim=1, correction=0)
+        return (1 / variance).where(defined(logits), 0.0)
+
+    return Loss(name, total, count, check, defined=defined, size=size)
 
 
 def _softmax_curvature(

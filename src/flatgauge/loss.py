@@ -24,7 +24,10 @@ class Loss:
         curvature: The second derivatives of the total by the prediction, where they are known
             in closed form; with `after`, by what goes into that last operation of the model.
         after: The operation that the model is expected to end in.
-        defined: Says which samples have a loss, where that depends on the outputs.
+        defined: Says which samples have a loss, where that depends on the outputs; the others add
+            nothing to the total, and are not to be counted.
+        size: Of the terms that the second derivatives by every sample's outputs are sums of, where
+            these may cancel altogether.
     """
 
     name: str
@@ -35,6 +38,7 @@ class Loss:
     curvature: Callable[[Tensor, Any], OutputCurvature] | None = None
     after: str | None = None
     defined: Callable[[Tensor], Tensor] | None = None
+    size: Callable[[Tensor], Tensor] | None = None
 
 
 def prediction(output: Any) -> Tensor:

@@ -6,11 +6,13 @@ import math
 import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import torch
 
 from flatgauge.curvature.blocks import block_curvature
+from flatgauge.curvature.surrogate import under_surrogate
 from flatgauge.curvature.taps import PARTS
 from flatgauge.estimators import Estimate
 from flatgauge.geometry.balanced import balanced_twin
@@ -114,11 +116,11 @@ def estimates_of(
     """
     sweeps = []
     for gauge in dict.fromkeys(item.gauge for item, _ in wanted):
-        parts, estimate = _shared([pair for pair in wanted if pair[0].gauge == gauge])
-        if parts:
+        needs = _shared([pair for pair in wanted if pair[0].gauge == gauge])
+        if needs:
             if progress is not None:
                 progress("sweep", 0, len(wanted))
-            sweeps.append(_swept(surface, gauge, parts, estimate, seed))
+            sweeps.append(_swept(surface, gauge, needs, seed))
     told = [sweep for sweep in sweeps if sweep]
     estimates = {}
     for done, (item, options) in enumerate(wanted):
@@ -138,28 +140,38 @@ def estimates_of(
     return estimates, " and ".join(told) or None
 
 
-def _shared(wanted: list[tuple[Measure, dict[str, Any]]]) -> tuple[set[str], bool]:
-    """What one sweep can yield for all measures, and whether estimates are wanted too."""
-    needs: set[str] = set()
+def _shared(wanted: list[tuple[Measure, dict[str, Any]]]) -> dict[str | None, set[str]]:
+    """What one sweep of each loss (by surrogate, None for the own) can yield for all measures."""
+    needs: dict[str | None, set[str]] = {}
     for item, options in wanted:
         if not {"all_columns", "probes"} & options.keys():  # These need a sweep of their own.
-            needs |= set(item.needs)
-    return needs & set(PARTS), "estimates" in needs
+            surrogate = (item.options | options).get("surrogate")
+            needs.setdefault(surrogate, set()).update(item.needs)
+    return {surrogate: found for surrogate, found in needs.items() if found & set(PARTS)}
 
 
 def _swept(
-    surface: LossSurface, gauge: str | None, parts: set[str], estimate: bool, seed: int
+    surface: LossSurface, gauge: str | None, needs: dict[str | None, set[str]], seed: int
 ) -> str | None:
-    """Sweep once for all measures that share it, and say what that took."""
-    # Where the sweep fails, the measures that need it say so themselves.
-    try:
+    """Sweep once for all measures of the same loss, and say what that took."""
+    start, done = time.perf_counter(), 0
+    # Where a sweep fails, the measures that need it say so themselves.
+    with suppress(ValueError, RuntimeError, MemoryError):
         if gauge is not None:
             surface, _ = balanced_twin(surface)
-        start, matvecs = time.perf_counter(), surface.matvecs
-        block_curvature(surface, parts, estimate=estimate, generator=_source(seed, _SHARED))
-    except (ValueError, RuntimeError, MemoryError):
-        return None
+    matvecs = surface.matvecs
+    for surrogate, found in needs.items():
+        with suppress(ValueError, RuntimeError, MemoryError):
+            block_curvature(
+                under_surrogate(surface, surrogate),
+                found & set(PARTS),
+                estimate="estimates" in found,
+                generator=_source(seed, _SHARED),
+            )
+            done += 1
     took, spent = duration(time.perf_counter() - start), surface.matvecs - matvecs
+    if not done:
+        return None
     return f"{took} and {spent} Hessian products" if spent else took
 
 

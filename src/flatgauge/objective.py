@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -86,12 +87,7 @@ class Objective:
                 self._count_of, self.notes = find_count(
                     loss, batches, partial(self._evaluated, double), denominator
                 )
-            self.count = sum(self._count_of(batch) for batch in batches)
-        if not self.count > 0:
-            raise ValueError(
-                f"the denominator of the loss over all data is {self.count}; every label is "
-                "ignored or has weight zero, so there is no loss to measure."
-            )
+        self._count_all()
 
     def total(self, leaves: Sequence[Tensor], chunk: Batch) -> Tensor:
         """The loss summed over a chunk, at given values of the trainable parameters."""
@@ -123,6 +119,29 @@ class Objective:
                 yield self._subject.place(chunk)
             if self.listener is not None:
                 self.listener(chunk.samples)
+
+    def under(self, subject: Subject, loss: Loss) -> Objective:
+        """The same data under another loss, whose count is known.
+
+        Args:
+            subject: The same model.
+            loss: The other loss.
+
+        Returns:
+            The objective.
+
+        Raises:
+            ValueError: If the loss does not fit the outputs and targets, or has no samples.
+        """
+        other, known = copy.copy(self), loss.count
+        assert known is not None
+        other._subject, other.loss, other.notes = subject, loss, []
+        other._count_of = lambda batch: known(batch.target)
+        other.forget_costs()
+        with isolated(subject.model, subject.device):
+            other._try_out()
+        other._count_all()
+        return other
 
     def forget_costs(self) -> None:
         """Measure anew what graphs take: the precision has changed."""
@@ -171,6 +190,15 @@ class Objective:
         """The loss summed over a chunk, by another subject (the model in double precision)."""
         total = self._raw(subject, leaves, chunk)
         return total if self.loss.count is not None else total * self._count_of(chunk)
+
+    def _count_all(self) -> None:
+        """Add up the denominator of the whole data set."""
+        self.count = sum(self._count_of(batch) for batch in self._batches)
+        if not self.count > 0:
+            raise ValueError(
+                f"the denominator of the loss over all data is {self.count}; every label is "
+                "ignored or has weight zero, so there is no loss to measure."
+            )
 
     def _raw(self, subject: Subject, leaves: Sequence[Tensor], chunk: Batch) -> Tensor:
         """What the loss function itself returns: a total if its count is known, else a mean."""

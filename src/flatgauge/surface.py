@@ -106,6 +106,8 @@ class LossSurface:
         self._second_order = SecondOrder(
             self._subject, self._objective, self._layout, self.memory, products
         )
+        self._products = products
+        self._origin: LossSurface | None = None
         self.weight_decay = float(weight_decay)
         self.matvecs = 0
         self._chunk = chunk
@@ -126,6 +128,11 @@ class LossSurface:
     def objective(self) -> Objective:
         """The loss as a sum over chunks of the data, for what is built on the surface."""
         return self._objective
+
+    @property
+    def origin(self) -> LossSurface:
+        """The surface that this one was made from by `under`; else this one."""
+        return self._origin or self
 
     @property
     def model(self) -> nn.Module:
@@ -298,6 +305,8 @@ class LossSurface:
             if sums.isnan().any() and not columns.isnan().any():
                 check_finite(self._layout.named(sums.T), "second derivative")
         self.matvecs += len(columns)
+        if self._origin is not None:
+            self._origin.matvecs += len(columns)
         return sums.T.reshape(vectors.shape).to(vectors.dtype)
 
     def split(self, vector: Tensor) -> dict[str, Tensor]:
@@ -389,10 +398,40 @@ class LossSurface:
         other._value = other._gradient = None
         return other
 
+    def under(self, loss: Loss) -> LossSurface:
+        """The same model and data under another loss, without weight decay; made once.
+
+        Args:
+            loss: The other loss; its count must be known.
+
+        Returns:
+            The surface. It follows the model as this one does, and its products count here.
+        """
+
+        def make() -> LossSurface:
+            other = type(self).__new__(type(self))
+            other.__dict__.update(self.__dict__)
+            other._loss, other._origin, other.weight_decay = loss, self, 0.0
+            other._subject = Subject(self.model, self.dtype)
+            other._objective = self._objective.under(other._subject, loss)
+            other.memory = self.memory // 2  # This surface may hold graphs as well.
+            other._second_order = SecondOrder(
+                other._subject, other._objective, self._layout, other.memory, self._products
+            )
+            other._chunk, other.matvecs = self.most_samples, 0
+            other._value = other._gradient = None
+            other._recalled, other._lasting = {}, {}
+            return other
+
+        other = self.recall(("under", loss.name), make, lasting=True)
+        other._objective.listener = self._objective.listener
+        return other
+
     def __deepcopy__(self, memo: dict[int, Any]) -> LossSurface:
         twin = memo[id(self)] = type(self).__new__(type(self))
         memo |= computed(self.model)
-        held = self.__dict__ | {"_recalled": {}, "_lasting": {}}  # To be computed anew.
+        # What is kept is to be computed anew.
+        held = self.__dict__ | {"_recalled": {}, "_lasting": {}, "_origin": None}
         twin.__dict__.update(copy.deepcopy(held, memo))
         return twin
 

@@ -284,7 +284,7 @@ def test_the_normalized_loss_keeps_the_signs_and_leaves_out_constant_logits():
     part = Case(model, scaled, scaled, inputs[kept], targets[kept])
     expected = dense_blocks(part)
     surface = LossSurface(model, "cross_entropy", (inputs, targets))
-    blocks = block_curvature(surface, surrogate=normalized_cross_entropy())
+    blocks = block_curvature(surface.under(normalized_cross_entropy()))
     assert blocks.left_out == 1
     negative = False
     for name, block in blocks.items():

@@ -12,17 +12,20 @@ from flatgauge.curvature.estimated import estimated_blocks
 from flatgauge.curvature.relative import inverse
 from flatgauge.curvature.spreads import input_spreads
 from flatgauge.curvature.summary import LayerValue, as_shares, spread
+from flatgauge.curvature.surrogate import NO_LOSS, samples_without_loss
 from flatgauge.curvature.sweep import Sweeper, sweeper_of
 from flatgauge.curvature.tally import Tally, collect
 from flatgauge.curvature.taps import PARTS
 from flatgauge.estimators.probes import branches, digest
 from flatgauge.layers import Layer
-from flatgauge.loss import Loss
 from flatgauge.precision import wide
 from flatgauge.surface import LossSurface
 
 #: Marks a result without randomness, which holds for every generator.
 _EXACT = -1
+
+#: What rounding may leave of terms that cancel, beside their size.
+_CANCELLED = {torch.float32: 1e-5, torch.float64: 1e-11}
 
 #: Hessian products per part, for parameters that cannot be swept.
 DEFAULT_PROBES = 48
@@ -45,6 +48,8 @@ class Block:
         samples: Every sample's share in a part, units added up (N,): their mean is the value, and
             their spread over √N its data error.
         layer: How the parameter is contracted, None for parameters that are no layers.
+        rounding: Up to what size the entries of a layer's diagonal may be zeros that rounding
+            left, where columns of both signs cancel; None where none do.
     """
 
     name: str
@@ -56,6 +61,7 @@ class Block:
     data_stderr: Mapping[str, Tensor] = field(default_factory=dict)
     samples: Mapping[str, Tensor] = field(default_factory=dict)
     layer: Layer | None = None
+    rounding: Tensor | None = None
 
     @property
     def squared_norm(self) -> float:
@@ -103,7 +109,7 @@ class Blocks(Mapping[str, Block]):
         blocks: By name.
         parts: What is known of each.
         missing: The parameters that were left out because they cannot be swept, and why.
-        left_out: Samples without a loss.
+        left_out: Samples that would count, but whose outputs have no loss.
     """
 
     blocks: Mapping[str, Block]
@@ -135,7 +141,6 @@ def block_curvature(
     surface: LossSurface,
     parts: Iterable[str] = PARTS,
     *,
-    surrogate: Loss | None = None,
     all_columns: bool = False,
     estimate: bool = True,
     probes: int = DEFAULT_PROBES,
@@ -150,7 +155,6 @@ def block_curvature(
     Args:
         surface: Where to measure.
         parts: What to measure; see `PARTS`.
-        surrogate: Another loss of the same outputs and targets, None for the surface's own.
         all_columns: Whether to be exact also where a sample has more than 63 outputs.
         estimate: Whether to estimate what cannot be swept; else it is left out.
         probes: Hessian products per part for blocks that are not exact.
@@ -170,9 +174,8 @@ def block_curvature(
         raise ValueError(
             f"the parts are {', '.join(PARTS)}, but got {sorted(wanted - set(PARTS))}."
         )
-    name = surrogate.name if surrogate else ""
-    sweeper = sweeper_of(surface, surrogate)
-    held: dict[Hashable, Blocks] = surface.recall(("blocks", name, all_columns, probes), dict)
+    sweeper = sweeper_of(surface)
+    held: dict[Hashable, Blocks] = surface.recall(("blocks", all_columns, probes), dict)
     drawn = digest(generator)
     swept = f"{drawn} without estimates"
     for key in (_EXACT, drawn) if estimate else (_EXACT, drawn, swept):
@@ -210,19 +213,19 @@ def _measured(
         names = frozenset(plan.exact)
         mixing = None if sources is None else sources("mixtures")
         swept, shares, left_out = _swept(sweeper, names, wanted, scales, all_columns, mixing)
-        decay = surface.weight_decay if sweeper.own else 0.0
+        decay = surface.weight_decay
         for name in names:
             weight, layer = wide(values[name]), plan.layers.get(name)
             penalties = _penalties(weight, layer, scales.get(name), decay)
-            found[name] = _finished(name, weight, layer, swept[name], shares, wanted, penalties)
+            block = _finished(name, weight, layer, swept[name], shares, wanted, penalties)
+            size = swept[name].size
+            if size is not None:
+                rounding = _CANCELLED[surface.dtype] * size / shares.sum()
+                block = replace(block, rounding=rounding)
+            found[name] = block
     rest = [name for name in surface.names if name not in found]
     missing = {} if probes else {name: plan.reasons[name] for name in rest}
     if rest and probes:
-        if not sweeper.own:
-            raise ValueError(
-                f"`{sweeper.loss.name}` is measured by the sweep alone, which is not exact for "
-                f"`{rest[0]}`: {plan.reasons[rest[0]]}."
-            )
         layers = {name: plan.layers[name] for name in rest if name in plan.layers}
         if sources is None:
             raise ValueError(
@@ -230,8 +233,12 @@ def _measured(
                 "random vectors and needs a generator; pass "
                 "`generator=torch.Generator().manual_seed(0)`."
             )
+        left_out = samples_without_loss(surface)
+        # Products are of the mean over all samples that count; those left out are none of them.
+        scale = surface.objective.count / (surface.objective.count - left_out)
         estimates = estimated_blocks(surface, rest, layers, wanted, scales, probes, sources)
-        for name, (means, errors) in estimates.items():
+        for name, parts in estimates.items():
+            means, errors = ({k: scale * v for k, v in part.items()} for part in parts)
             reason, layer = plan.reasons[name], layers.get(name)
             weight = wide(values[name])
             found[name] = Block(name, False, reason, weight, means, errors, layer=layer)
@@ -249,7 +256,7 @@ def _swept(
 ) -> tuple[dict[str, Tally], Tensor, int]:
     """Sweep all data; what every parameter gathered, and the samples' shares in the count."""
     tallies = {name: Tally() for name in names}
-    shares = []
+    shares, left_out = [], 0
     for chunk in sweeper.passes(
         names, wanted, all_columns=all_columns, generator=generator, scales=scales
     ):
@@ -264,11 +271,13 @@ def _swept(
         for tap in chunk.taps:
             for name, diagonal in tap.diagonals().items():
                 tallies[name].add_diagonal(diagonal)
+            for name, size in tap.sizes().items():
+                tallies[name].add_size(size)
         shares.append(chunk.shares)
+        left_out += chunk.left_out
     together = torch.cat(shares)
-    left_out = int((together == 0).sum()) if sweeper.loss.defined is not None else 0
-    if left_out == len(together):
-        raise ValueError("the logits of every sample are constant: none has a normalized loss.")
+    if not together.any():
+        raise ValueError(NO_LOSS)
     return tallies, together, left_out
 
 

@@ -71,6 +71,10 @@ class Gather(ABC):
     def diagonal(self) -> Tensor | None:
         """The diagonal (groups, out, in, taps), summed over samples and all columns so far."""
 
+    def size(self) -> Tensor | None:
+        """The diagonal if no columns had cancelled; None where none are signed."""
+        return None
+
 
 class Rows(Gather):
     """Linear layers with one position per sample: s² and (Wᵀs)² first, products at the end."""
@@ -82,6 +86,7 @@ class Rows(Gather):
         self._t2: Tensor | None = None  # Σ λ (Wᵀs)²
         self._all_s2: Tensor | None = None
         self._weight = layer.canonical(weight)[0, :, :, 0]
+        self._size: Tensor | None = None  # Σ |λ| s², where columns are signed
 
     def open(self, inputs: Tensor, outputs: Tensor) -> None:
         """Keep a² and Wa."""
@@ -91,9 +96,11 @@ class Rows(Gather):
 
     def hear(self, column: Tensor) -> None:
         """Add λ s²."""
-        self.s2 = self.chunk.squared(
-            column.reshape(self._outputs.shape), self.s2, self.chunk.factor
-        )
+        column, factor = column.reshape(self._outputs.shape), self.chunk.factor
+        self.s2 = self.chunk.squared(column, self.s2, factor)
+        size = self.chunk.size(factor)
+        if size is not None:
+            self._size = self.chunk.squared(column, self._size, size)
 
     def hear_back(self, column: Tensor) -> None:
         """Add λ (Wᵀs)²."""
@@ -132,6 +139,10 @@ class Rows(Gather):
             return None
         return (self._all_s2.T @ self._squares)[None, :, :, None]
 
+    def size(self) -> Tensor | None:
+        """(Σ |λ| s²)ᵀ a²."""
+        return None if self._size is None else (self._size.T @ self._squares)[None, :, :, None]
+
 
 class Positions(Gather):
     """Layers with many positions per sample: sums over positions before squaring.
@@ -156,6 +167,7 @@ class Positions(Gather):
         self._incoming, self._outgoing = zeros(n, groups * out), zeros(n, groups * inner)
         self._squares: Tensor | None = None
         self._taken: Tensor | None = None
+        self._size: Tensor | None = None
         self._relatives = []
         if "relative" in chunk.wanted:
             self._relatives.append(Relative("relative", self._weight, n, None))
@@ -230,6 +242,10 @@ class Positions(Gather):
             return None
         return self._taken.sum(0)
 
+    def size(self) -> Tensor | None:
+        """The squares of G, all weighted positively."""
+        return self._size
+
     def gradients(self, columns: Tensor) -> Tensor:
         """The weight's gradient by every sample and column.
 
@@ -262,6 +278,10 @@ class Positions(Gather):
         for index, factor in enumerate(factors):
             gradient = found[:, :, index]  # (n, groups, out, in, taps)
             self._squares = self.chunk.squared(gradient, self._squares, factor)
+            size = self.chunk.size(factor)
+            if size is not None:
+                added = (size @ gradient.flatten(1).square()).view(gradient.shape[1:])
+                self._size = added if self._size is None else self._size + added
             for relative in self._relatives:
                 relative.use(gradient, factor)
         if self._forms_by_gradient and {"incoming", "outgoing"} & wanted:

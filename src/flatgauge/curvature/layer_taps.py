@@ -70,6 +70,11 @@ class LayerTap(Tap):
             found[self.layer.name] = self.layer.original(diagonal)
         return found
 
+    def sizes(self) -> dict[str, Tensor]:
+        """The size of the weight's diagonal."""
+        size = None if self.gather is None else self.gather.size()
+        return {} if size is None else {self.layer.name: self.layer.original(size)}
+
     def _added(self, given: list[Any]) -> Tensor | float:
         """What the op adds to the contraction."""
         names = list(arguments_of(self.node))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,9 +17,9 @@ from flatgauge.curvature.trial import Trial
 from flatgauge.estimators.probes import required
 from flatgauge.graph import ModelGraph, UnsupportedGraphError, in_precision
 from flatgauge.isolation import isolated
-from flatgauge.loss import Loss, prediction
+from flatgauge.loss import prediction
 from flatgauge.memory import format_bytes
-from flatgauge.output_curvature import Column, Mixable, OutputCurvature, dense, gradient
+from flatgauge.output_curvature import Column, Dense, Mixable, OutputCurvature, dense, gradient
 from flatgauge.surface import LossSurface
 
 #: Up to this many columns per sample, all are swept; beyond, the heaviest and mixtures.
@@ -43,12 +43,14 @@ class Pass:
     Attributes:
         taps: What listens, all over the model.
         shares: Every sample's share in the denominator of the loss (n,).
+        left_out: Samples that would count, but whose outputs have no loss.
         columns: The columns that are passed back as they are.
         mixtures: Random mixtures of those that are left.
     """
 
     taps: list[Tap]
     shares: Tensor
+    left_out: int
     columns: Iterator[Column]
     mixtures: Iterator[Column]
     _chunk: Chunk
@@ -65,20 +67,17 @@ class Sweeper:
     Attributes:
         plan: What is exact, and what listens where.
         loss: The loss whose curvature it is.
-        own: Whether that is the surface's own.
 
     Args:
         surface: The surface.
-        surrogate: Another loss of the same outputs and targets, None for the surface's own.
 
     Raises:
         UnsupportedGraphError: If the model cannot be read as a graph.
     """
 
-    def __init__(self, surface: LossSurface, surrogate: Loss | None = None) -> None:
+    def __init__(self, surface: LossSurface) -> None:
         self.surface = surface
-        self.loss = surrogate or surface.objective.loss
-        self.own = surrogate is None
+        self.loss = surface.objective.loss
         self._plans: dict[Any, Plan] = {}
         with isolated(surface.model, surface.device):
             self.plan = self.plan_for(next(surface.objective.chunks(4)))
@@ -145,15 +144,19 @@ class Sweeper:
                 chunk = Chunk(batch.samples, wanted, scales or {})
                 taps = plan.taps(chunk, self._values, names)
                 logits = plan.graph.run(self._values, self.inputs_of(batch), taps, plan.logits)
-                shares = self.counts_of(batch)
+                counted = self.counts_of(batch)
+                kept = torch.ones_like(counted)
                 if gradients:
                     total = self._total(plan, batch)
-                    curvature: OutputCurvature = gradient(total, logits, shares)
+                    curvature: OutputCurvature = gradient(total, logits, counted)
                 else:
                     curvature, kept = self._curvature(plan, logits.detach(), batch)
-                    shares = shares * kept
+                if isinstance(curvature, Dense):
+                    chunk.floor = self._floor(plan, logits.detach()) * kept
                 columns, mixtures = _split(curvature, all_columns, generator)
-                yield Pass(list(taps.values()), shares, columns, mixtures, chunk, logits)
+                left_out = int(((counted > 0) & (kept == 0)).sum())
+                shares = counted * kept
+                yield Pass(list(taps.values()), shares, left_out, columns, mixtures, chunk, logits)
 
     def _curvature(
         self, plan: Plan, logits: Tensor, batch: Batch
@@ -166,43 +169,52 @@ class Sweeper:
             if not plan.heads or plan.head_axis() == curvature.axis % logits.dim():
                 return curvature, kept
         if self.loss.defined is not None:
-            kept = self.loss.defined(logits).double()
-            safe = torch.arange(logits[0].numel(), device=logits.device).to(logits)
-            logits = torch.where(
-                kept.bool().view(-1, *[1] * (logits.dim() - 1)), logits, safe.view(logits[0].shape)
-            )
-        found = dense(self._total(plan, batch), logits)
-        found.matrices *= kept[:, None, None]
-        return found, kept
+            outputs = plan.finish(logits)
+            self.loss.check(outputs, target)
+            kept = self.loss.defined(outputs).double()
+        return dense(self._total(plan, batch), logits), kept
 
     def _total(self, plan: Plan, batch: Batch) -> Callable[[Tensor], Tensor]:
         """The sum of the samples' losses as a function of the logits."""
 
         def total(logits: Tensor) -> Tensor:
             value = self.loss.total(plan.finish(logits), batch.target)
-            if self.own and self.loss.count is None:
+            if self.loss.count is None:
                 value = value * self.surface.objective.denominator(batch)
             return value
 
         return total
+
+    def _floor(self, plan: Plan, logits: Tensor) -> Tensor:
+        """The size of the terms that the loss's second derivatives by the logits are sums of."""
+        if self.loss.size is None:
+            return torch.zeros(len(logits), dtype=torch.float64, device=logits.device)
+        return self.loss.size(plan.finish(logits))
 
     def plan_for(self, batch: Batch) -> Plan:
         """The plan for batches of this shape."""
         leaves = self.inputs_of(batch)
         key = tuple(tuple(x.shape[1:]) if isinstance(x, Tensor) else x for x in leaves)
         if key not in self._plans:
-            self._plans[key] = self._planned(batch)
+            self._plans[key] = self._planned(batch, key)
         return self._plans[key]
 
-    def _planned(self, batch: Batch) -> Plan:
-        """Read the graph from a batch, and what can be swept of it."""
+    def _graph(self, batch: Batch) -> ModelGraph:
+        """Read the graph from a batch."""
         subject = self.surface.subject
         example = batch.rows([0, 0, 0]) if batch.splittable else batch
         arguments, keywords = subject.arguments(example, with_labels=self.loss.own)
         model = in_precision(subject.model, subject.dtype)
         with isolated(model, subject.device):  # The exporter's own tensors must not stay in it.
             samples = 3 if batch.splittable else 0
-            graph = ModelGraph(model, arguments, keywords, samples, prediction)
+            return ModelGraph(model, arguments, keywords, samples, prediction)
+
+    def _planned(self, batch: Batch, shapes: Hashable) -> Plan:
+        """Read the graph from a batch, and what can be swept of it."""
+        subject = self.surface.subject
+        key = ("graph", shapes, batch.splittable, self.loss.own)
+        # Reading it takes longest, and it is the same under every loss.
+        graph = self.surface.origin.recall(key, lambda: self._graph(batch), lasting=True)
         reason = self._objection(batch)
         if reason is None and not graph.symbol:
             reason = "the model treats the number of samples as a constant"
@@ -259,8 +271,6 @@ class Sweeper:
     def counts_of(self, batch: Batch) -> Tensor:
         """What every sample adds to the denominator of the loss."""
         count = self.surface.objective.denominator
-        if not self.own:
-            return torch.ones(batch.samples, dtype=torch.float64, device=self.surface.device)
         if not isinstance(batch.target, Tensor) or batch.target.is_floating_point():
             each = [count(batch) / batch.samples] * batch.samples
             return torch.tensor(each, dtype=torch.float64, device=self.surface.device)
@@ -273,12 +283,11 @@ class Sweeper:
         return torch.tensor(each, dtype=torch.float64, device=self.surface.device)
 
 
-def sweeper_of(surface: LossSurface, surrogate: Loss | None = None) -> Sweeper:
+def sweeper_of(surface: LossSurface) -> Sweeper:
     """The sweeper of a surface, made once; so is the failure to make one.
 
     Args:
         surface: The surface.
-        surrogate: Another loss of the same outputs and targets, None for the surface's own.
 
     Returns:
         The sweeper.
@@ -289,12 +298,11 @@ def sweeper_of(surface: LossSurface, surrogate: Loss | None = None) -> Sweeper:
 
     def attempt() -> Sweeper | UnsupportedGraphError:
         try:
-            return Sweeper(surface, surrogate)
+            return Sweeper(surface)
         except UnsupportedGraphError as error:
             return error
 
-    name = surrogate.name if surrogate else ""
-    found = surface.recall(("sweeper", name), attempt, lasting=True)
+    found = surface.recall("sweeper", attempt, lasting=True)
     if isinstance(found, UnsupportedGraphError):
         raise found
     return found

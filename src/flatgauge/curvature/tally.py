@@ -18,6 +18,7 @@ class Tally:
 
     Attributes:
         diagonal: The diagonal of its block, in its own shape.
+        size: The same if no columns had cancelled, where columns are signed.
         sums: Sums over the samples, one number or one per unit, by part.
         squares: Sums of the squared shares.
         products: Sums of the shares times the samples' shares in the denominator.
@@ -27,6 +28,7 @@ class Tally:
     """
 
     diagonal: Tensor | None = None
+    size: Tensor | None = None
     sums: dict[str, Tensor] = field(default_factory=dict)
     squares: dict[str, Tensor] = field(default_factory=dict)
     products: dict[str, Tensor] = field(default_factory=dict)
@@ -64,6 +66,10 @@ class Tally:
     def add_diagonal(self, diagonal: Tensor) -> None:
         """Add a chunk's diagonal."""
         self.diagonal = wide(diagonal) if self.diagonal is None else self.diagonal + wide(diagonal)
+
+    def add_size(self, size: Tensor) -> None:
+        """Add the size of a chunk's diagonal."""
+        self.size = wide(size) if self.size is None else self.size + wide(size)
 
     def data_error(self, name: str, counts: Tensor) -> Tensor:
         """The standard error of a part's mean, samples being drawn at random.

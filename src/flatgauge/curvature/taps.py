@@ -32,6 +32,8 @@ class Chunk:
         scales: By layer, how much every one of its input units varies over the data (in,).
         leaves: The tensors at which differentiation may stop.
         factor: The weight of the current column for every sample; None if all are one.
+        floor: Where weights have both signs and columns cancel, the size of what cancelled in the
+            weights themselves, for every sample; else None.
     """
 
     samples: int
@@ -39,6 +41,7 @@ class Chunk:
     scales: Mapping[str, Tensor] = field(default_factory=dict)
     leaves: list[Tensor] = field(default_factory=list)
     factor: Tensor | None = None
+    floor: Tensor | None = None
 
     def started(self, tensor: Tensor) -> Tensor:
         """Make a tensor one that columns are passed back to."""
@@ -55,6 +58,12 @@ class Chunk:
             torch.autograd.grad(
                 logits, self.leaves, values.to(logits), retain_graph=True, allow_unused=True
             )
+
+    def size(self, factor: Tensor | None) -> Tensor | None:
+        """The size of a column's weight, beside which rounding counts; None if none cancel."""
+        if self.floor is None or factor is None:
+            return None
+        return factor.abs() + self.floor.to(factor)
 
     @staticmethod
     def squared(values: Tensor, total: Tensor | None, factor: Tensor | None) -> Tensor:
@@ -125,6 +134,10 @@ class Tap(ABC):
     @abstractmethod
     def diagonals(self) -> dict[str, Tensor]:
         """Every parameter's diagonal, summed over the chunk and all its columns."""
+
+    def sizes(self) -> dict[str, Tensor]:
+        """The diagonals of layers if no columns had cancelled, where columns are signed."""
+        return {}
 
     def heard(self, output: Tensor, listener: Callable[[Tensor], None]) -> Tensor:
         """Pass an output on, and every column that comes back to the listener."""

@@ -9,6 +9,11 @@ from flatgauge.measures.adaptive import (
 from flatgauge.measures.fisher_rao import fisher_rao_norm
 from flatgauge.measures.hessian import hessian_max_eigenvalue, hessian_trace
 from flatgauge.measures.kappa import kappa_max, kappa_sum, kappa_trace_max, kappa_trace_sum
+from flatgauge.measures.normalized_sharpness import (
+    matrix_normalized_sharpness,
+    normalized_sharpness,
+)
+from flatgauge.measures.normalized_sharpness_direct import normalized_sharpness_direct
 from flatgauge.measures.registry import BALANCED, GROUPS, Measure, catalogue, measure, registry
 from flatgauge.measures.relative_flatness import relative_flatness, relative_flatness_normalized
 from flatgauge.measures.rho import rho_max, rho_sum
@@ -37,7 +42,10 @@ __all__ = [
     "kappa_sum",
     "kappa_trace_max",
     "kappa_trace_sum",
+    "matrix_normalized_sharpness",
     "measure",
+    "normalized_sharpness",
+    "normalized_sharpness_direct",
     "registry",
     "relative_flatness",
     "relative_flatness_normalized",

@@ -51,8 +51,9 @@ class Measure:
         invariant_to: The groups of rewritings that leave it unchanged; see `GROUPS`.
         cost: In passes over the data.
         needs: What it shares with other measures: parts of the sweep ("trace", "diagonal", "own",
-            "incoming", "outgoing", "relative", "normalized"), "estimates" of what cannot be swept,
-            "eigenvalues" of blocks, or "products".
+        "incoming", "outgoing", "relative", "normalized"), "estimates" of what cannot be swept,
+        "eigenvalues" of blocks, or "products". Where it has an option `surrogate`, it shares
+        with those that measure the same loss.
         function: The function itself.
         gauge: ``"balanced"`` if it is measured on the balanced form of the model.
     """

@@ -1,0 +1,272 @@
+"""Curvature against weight under the best noise per matrix, row and column (Tsuzuku et al.)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Generator
+
+from flatgauge.curvature.blocks import DEFAULT_PROBES, Block, Blocks, block_curvature
+from flatgauge.curvature.summary import LayerValue, combined, select, spread, told
+from flatgauge.curvature.surrogate import under_surrogate
+from flatgauge.estimators import Estimate
+from flatgauge.matrix_scaling import Scaling, smallest_sum
+from flatgauge.measures.registry import measure
+from flatgauge.surface import LossSurface
+
+_COST = "one sweep: about classes gradients, shared with all measures of the same loss"
+
+
+@measure(
+    symbol="Σ √(‖W‖² tr H)",
+    paper="Tsuzuku et al. 2019 (002), eq. 13",
+    geometry="one scale per layer",
+    functional="trace of a block",
+    invariant_to={"layerwise", "permutation", "output_scale", "output_shift", "branches"},
+    cost=_COST,
+    needs=("trace", "estimates"),
+)
+def matrix_normalized_sharpness(
+    surface: LossSurface,
+    *,
+    surrogate: str | None = "normalized_cross_entropy",
+    layers: str | Sequence[str] | None = None,
+    all_columns: bool = False,
+    probes: int = DEFAULT_PROBES,
+    generator: Generator | None = None,
+) -> Estimate:
+    r"""Sum over the layers of the root of squared norm times trace of the layer's block.
+
+    Definition:
+        .. math:: \sum_l \sqrt{\|W_l\|_F^2 \, \max(\operatorname{tr} H_{ll}, 0)}
+
+        the smallest :math:`\sum_l \operatorname{tr} H_{ll} \sigma_l^2 + \|W_l\|_F^2 / \sigma_l^2`
+        over one noise level per layer, halved. The Hessian is that of the surrogate loss: by
+        default the cross-entropy of logits divided by their standard deviation over the classes.
+
+    Invariance:
+        layerwise, permutation, output_scale, output_shift, branches. Multiplying a layer by c
+        divides its trace by c². Under its own loss (``surrogate=None``) a network does not stand
+        a scaled output.
+
+    Cost:
+        One sweep of the surrogate loss, exact for layers in which the output is linear. The
+        others take Hessian products.
+
+    Reference:
+        [tsuzuku2019normalized]
+
+    Args:
+        surface: Where to measure.
+        surrogate: ``"normalized_cross_entropy"``, or None for the surface's own loss.
+        layers: Glob patterns of the layers to take; None for all.
+        all_columns: Whether to be exact also with 64 or more outputs.
+        probes: Hessian products for layers that are not exact.
+        generator: Source of randomness, required where not everything is exact.
+
+    Returns:
+        The estimate with every layer's value.
+
+    Raises:
+        ValueError: If the surrogate does not fit the data, every sample has constant logits, the
+            model has no layers, a pattern matches none, or a generator is needed.
+
+    Example:
+        One weight, :math:`L = (3w - 1)^2` at w = 2: :math:`\sqrt{4 \cdot 18}`
+
+        >>> from flatgauge.examples import linear_regression
+        >>> round(matrix_normalized_sharpness(linear_regression(2.0), surrogate=None).value, 4)
+        8.4853
+    """
+    blocks = block_curvature(
+        under_surrogate(surface, surrogate),
+        ("trace",),
+        all_columns=all_columns,
+        probes=probes,
+        generator=generator,
+    )
+    names = select(blocks.layers, layers)
+    values = {name: _root(blocks[name]) for name in names}
+    below = [f"`{name}`" for name in names if float(blocks[name].values["trace"]) < 0]
+    notes = [f"the trace of {', '.join(below)} is negative and counts as zero"] if below else []
+    return combined(
+        values, "sum", notes=notes + _notes(blocks, names), options=_options(surrogate, layers)
+    )
+
+
+@measure(
+    symbol="Σ min Σ h σ²σ'² + W²/(σ²σ'²)",
+    paper="Tsuzuku et al. 2019 (002), eq. 17 with λ = 1/2",
+    geometry="one scale per row and one per column",
+    functional="trace of a block",
+    invariant_to={
+        *("layerwise", "nodewise", "rows", "permutation"),
+        *("output_scale", "output_shift", "branches"),
+    },
+    cost=_COST + "; then milliseconds per layer",
+    needs=("diagonal", "estimates"),
+)
+def normalized_sharpness(
+    surface: LossSurface,
+    *,
+    surrogate: str | None = "normalized_cross_entropy",
+    layers: str | Sequence[str] | None = None,
+    all_columns: bool = False,
+    probes: int = DEFAULT_PROBES,
+    generator: Generator | None = None,
+) -> Estimate:
+    r"""Sum over the layers of the least curvature plus weight under row and column scales.
+
+    Definition:
+        .. math:: \sum_l \inf_{\sigma, \sigma'} \sum_{ij} h_{ij} (\sigma_i \sigma'_j)^2
+                  + \frac{W_{ij}^2}{(\sigma_i \sigma'_j)^2}
+
+        with :math:`h_{ij} = \max(H_{ij,ij}, 0)` the diagonal of the layer's block of the Hessian of
+        the surrogate loss: by default the cross-entropy of logits divided by their standard
+        deviation over the classes. Rows are output units, columns input units; of convolutions,
+        channels, and both terms are summed over the kernel. Biases and normalization parameters
+        contribute nothing. Others code a variant :math:`\sqrt{\sum_i A_i B_i}` of the conference
+        version, whose value differs.
+
+    Invariance:
+        layerwise, nodewise, rows, permutation, output_scale, output_shift, branches. Scales of
+        rows and columns are scales of units. Under its own loss (``surrogate=None``) a network
+        does not stand a scaled output.
+
+    Cost:
+        One sweep of the surrogate loss, exact for layers in which the output is linear. The
+        others take Hessian products, whose noise the clipping at zero turns into an excess:
+        the standard error allows for it. The minimum is found by Newton's method.
+
+    Reference:
+        [tsuzuku2019normalized]
+
+    Args:
+        surface: Where to measure.
+        surrogate: ``"normalized_cross_entropy"``, or None for the surface's own loss.
+        layers: Glob patterns of the layers to take; None for all.
+        all_columns: Whether to be exact also with 64 or more outputs.
+        probes: Hessian products for layers that are not exact.
+        generator: Source of randomness, required where not everything is exact.
+
+    Returns:
+        The estimate with every layer's value; its `bound` is the gap to a dual solution.
+
+    Raises:
+        ValueError: If the surrogate does not fit the data, every sample has constant logits, the
+            model has no layers, a pattern matches none, or a generator is needed.
+
+    Example:
+        One weight, :math:`L = (3w - 1)^2` at w = 2: :math:`2 \cdot 2 \cdot \sqrt{18}`
+
+        >>> from flatgauge.examples import linear_regression
+        >>> round(normalized_sharpness(linear_regression(2.0), surrogate=None).value, 4)
+        16.9706
+    """
+    blocks = block_curvature(
+        under_surrogate(surface, surrogate),
+        ("diagonal",),
+        all_columns=all_columns,
+        probes=probes,
+        generator=generator,
+    )
+    names = select(blocks.layers, layers)
+    scalings = {name: scaled(blocks[name]) for name in names}
+    values = {name: _solved(blocks[name], scalings[name]) for name in names}
+    diagonals = [blocks[name].values["diagonal"] for name in names]
+    negative = sum(float(h.clamp_max(0).abs().sum()) for h in diagonals)
+    whole = sum(float(h.abs().sum()) for h in diagonals)
+    total = math.fsum(item.value for item in values.values())
+    gap = math.fsum(item.bound for item in values.values())
+    details = {
+        "relative gap": gap / total if total else 0.0,
+        "negative curvature": negative / whole if whole else 0.0,
+    }
+    notes = _notes(blocks, names)
+    if negative:
+        share = f"{negative / whole:.2g}"
+        notes.append(f"second derivatives below zero count as zero: {share} of all by size")
+    if any(math.isnan(item.stderr) for item in values.values()):
+        notes.append("how far mixtures of columns move the value is not known")
+    options = _options(surrogate, layers)
+    return combined(values, "sum", notes=notes, options=options, details=details)
+
+
+def scaled(block: Block) -> Scaling:
+    """The best scales of a layer: curvature forward, squared weights backward.
+
+    Args:
+        block: With its diagonal.
+
+    Returns:
+        The scales, for arrays (groups, out, in).
+    """
+    assert block.layer is not None
+    diagonal = block.values["diagonal"].clamp_min(0)
+    if block.rounding is not None:  # The root of a zero that was rounded is none.
+        diagonal = diagonal.where(diagonal > block.rounding, 0.0)
+    curvature = block.layer.canonical(diagonal).sum(-1)
+    squares = block.layer.canonical(block.weight.square()).sum(-1)
+    return smallest_sum(curvature.cpu().numpy(), squares.cpu().numpy())
+
+
+def _solved(block: Block, scaling: Scaling) -> LayerValue:
+    """A layer's smallest sum with its errors."""
+    assert block.layer is not None
+    stderr, errors = 0.0, block.stderr.get("diagonal")
+    if not block.exact:
+        stderr = math.nan
+        if errors is not None:
+            # The sum grows with every h by its product; the errors of one vector come together.
+            error = block.layer.canonical(errors).sum(-1).cpu().numpy()
+            stderr = float(np.sum(scaling.products * error))
+    return LayerValue(
+        scaling.value,
+        stderr=stderr,
+        bound=scaling.gap,
+        exact=block.exact,
+        converged=scaling.converged,
+    )
+
+
+def _root(block: Block) -> LayerValue:
+    """The root of squared norm times trace, with its errors."""
+    size, trace, error = block.squared_norm, block.values["trace"], float(block.stderr["trace"])
+    clipped = max(float(trace), 0.0)
+    if block.rounding is not None and clipped <= float(block.rounding.sum()):
+        clipped = 0.0  # The root of a zero that was rounded is none.
+    value = math.sqrt(size) * math.sqrt(clipped)
+    # A root falls faster than it rises; what is clipped may have been larger.
+    doubt = math.sqrt(clipped) - math.sqrt(max(clipped - error, 0.0))
+    if float(trace) < error:
+        doubt = math.sqrt(max(float(trace) + 3 * error, 0.0))
+    samples = block.samples.get("trace")
+    if samples is not None:
+        slope = math.sqrt(size) / math.sqrt(clipped) / 2 if clipped else 0.0
+        samples = torch.as_tensor(value) + slope * (samples - trace)
+    return LayerValue(
+        value,
+        stderr=math.sqrt(size) * doubt,
+        data_stderr=spread(samples),
+        samples=samples,
+        exact=block.exact,
+    )
+
+
+def _notes(blocks: Blocks, names: Sequence[str]) -> list[str]:
+    """What was estimated, and what was left out."""
+    notes = told({name: blocks[name].reason for name in names if not blocks[name].exact})
+    if blocks.left_out:
+        count = blocks.left_out
+        notes.append(
+            f"{count} sample{'s' * (count > 1)} left out: constant logits have no normalized loss"
+        )
+    return notes
+
+
+def _options(surrogate: str | None, layers: str | Sequence[str] | None) -> dict[str, object]:
+    """The settings that the value depends on."""
+    return {"surrogate": surrogate} | ({} if layers is None else {"layers": layers})
