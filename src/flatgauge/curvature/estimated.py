@@ -28,6 +28,7 @@ def estimated_blocks(
     wanted: frozenset[str],
     probes: int,
     sources: Callable[[str], Generator],
+    sizes: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Found]:
     """Estimate the blocks of some parameters, all with the same products.
 
@@ -44,6 +45,8 @@ def estimated_blocks(
         wanted: The parts.
         probes: Products per kind of random vector, at least two.
         sources: Gives a source of randomness for every kind of random vector.
+        sizes: How large the random vectors for traces and diagonals are, by parameter: one number,
+            or one per weight; None for the length of the block's weights.
 
     Returns:
         By parameter: means and standard errors by part.
@@ -54,6 +57,8 @@ def estimated_blocks(
     if probes < 2:
         raise ValueError(f"`probes={probes}` gives no standard error; use at least 2.")
     params = surface.params
+    if sizes is None:
+        sizes = {name: wide(params[name]).new_tensor(_size(params[name])) for name in names}
     found: dict[str, Found] = {name: ({}, {}) for name in names}
     for kind in _KINDS:
         parts = [part for part in kind if part in wanted]
@@ -61,12 +66,13 @@ def estimated_blocks(
         if not parts or not taking:
             continue
         sums: dict[tuple[str, str], tuple[Tensor, Tensor]] = {}
-        drawn = _drawn(surface, params, taking, layers, kind[0], probes, sources(kind[0]))
+        scale = sizes if kind[0] == "trace" else {}
+        drawn = _drawn(surface, params, taking, layers, kind[0], probes, sources(kind[0]), scale)
         for vector, product in drawn:
             for name in taking:
                 values = wide(vector[name]) * wide(product[name])
                 if kind[0] == "trace":
-                    values = values / _size(params[name]) ** 2
+                    values = values / sizes[name].square()
                 for part in parts:
                     _accumulate(sums, (name, part), _reduced(values, part, layers.get(name)))
         for (name, part), (total, squares) in sums.items():
@@ -84,13 +90,16 @@ def _drawn(
     kind: str,
     probes: int,
     generator: Generator,
+    sizes: Mapping[str, Tensor],
 ) -> Iterator[tuple[dict[str, Tensor], dict[str, Tensor]]]:
     """Random vectors and their products with the Hessian."""
     for start in range(0, probes, _TOGETHER):
         vectors = []
         for _ in range(min(_TOGETHER, probes - start)):
             parts = {name: torch.zeros_like(value) for name, value in params.items()}
-            parts |= {n: _random(params[n], kind, layers.get(n), generator) for n in names}
+            for name in names:
+                layer, size = layers.get(name), sizes.get(name)
+                parts[name] = _random(params[name], kind, layer, generator, size)
             vectors.append(parts)
         columns = torch.stack([surface.flatten(parts) for parts in vectors], dim=1)
         products = surface.hvp(columns)
@@ -98,10 +107,13 @@ def _drawn(
             yield parts, surface.split(product)
 
 
-def _random(weight: Tensor, kind: str, layer: Layer | None, generator: Generator) -> Tensor:
+def _random(
+    weight: Tensor, kind: str, layer: Layer | None, generator: Generator, size: Tensor | None
+) -> Tensor:
     """A random vector on one block."""
-    if kind == "trace" or layer is None:
-        return _size(weight) * _signs(weight.shape, weight, generator)
+    if size is not None or layer is None:
+        signs = _signs(weight.shape, weight, generator)
+        return signs if size is None else (size * signs).to(weight)
     canonical = layer.canonical(weight)
     groups, out, inner, taps = canonical.shape
     if kind == "relative":

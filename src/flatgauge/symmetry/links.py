@@ -153,7 +153,7 @@ def _program(rows: Any) -> Floats:
         b_ub=np.zeros(terms),
         bounds=[(None, None)] * count + [(0, 1)] * terms,
     )
-    if not found.success:
+    if found.x is None or not found.success:
         raise RuntimeError(
             f"which second derivatives rescaling drives to zero was not found: {found.message}"
         )
@@ -210,14 +210,13 @@ def _solved(links: Links) -> tuple[Floats, NDArray[np.bool_]]:
             fixed[open_.indices[0]] = known[open_.indices[0]] = True
             continue
         right = -(links.powers[left] / 2 + rows[left] @ logs)
-        units, values = _eliminated(open_[left], right)
         fixed[open_.indices] = True
-        fixed[units] = False
-        logs[units] = values
+        for unit, value in _eliminated(open_[left], right).items():
+            fixed[unit], logs[unit] = False, value
         return logs, fixed
 
 
-def _eliminated(rows: Any, right: Floats) -> tuple[list[int], list[float]]:
+def _eliminated(rows: Any, right: Floats) -> dict[int, float]:
     """Solve equations in fractions: the units solved for, and their values if others are zero."""
     solved: dict[int, tuple[dict[int, Fraction], Fraction]] = {}
     unknown = len(np.unique(rows.indices))
@@ -241,7 +240,7 @@ def _eliminated(rows: Any, right: Floats) -> tuple[list[int], list[float]]:
         solved[pivot] = expression, shift
         if len(solved) == unknown:
             break  # All others follow.
-    return list(solved), [float(shift) for _, shift in solved.values()]
+    return {unit: float(shift) for unit, (_, shift) in solved.items()}
 
 
 def _add(total: dict[int, Fraction], others: dict[int, Fraction], factor: Fraction) -> None:
