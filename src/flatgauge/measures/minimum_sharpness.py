@@ -186,7 +186,7 @@ def _minimum(
             "imbalance": found.imbalance,
             "gap": found.gap,
         },
-        notes=(*told(reasons), *_told(found)),
+        notes=(*told(reasons), *_told(found, gauge.dim)),
     )
 
 
@@ -275,13 +275,13 @@ def _stderr(blocks: Mapping[str, Block], found: Infimum) -> float:
     return math.sqrt(squares) + added
 
 
-def _told(found: Infimum) -> list[str]:
+def _told(found: Infimum, scales: int) -> list[str]:
     """What is special about an infimum."""
     notes = []
     if found.running:
         notes.append(
-            f"the infimum is not attained: {found.running} scales run off to zero or infinity, "
-            "and the second derivatives that this drives to zero are left out"
+            f"the infimum is not attained: scales run off to zero or infinity ({found.running} of "
+            f"{scales}), and the second derivatives that vanish with them are left out"
         )
     if found.clipped:
         notes.append(

@@ -136,9 +136,13 @@ def _components(rows: Any) -> Floats:
         ends[side, owners[chosen]] = rows.indices[chosen]
     graph = coo_array((np.ones(rows.shape[0]), (ends[0], ends[1])), shape=(count + 1, count + 1))
     labels = connected_components(graph.tocsr(), connection="strong")[1]
-    used = np.zeros(count, bool)
-    used[rows.indices] = True
-    return np.where(used, labels[:count] - labels[count], 0).astype(float)
+    pieces = connected_components(graph.tocsr(), connection="weak")[1]
+    # A piece apart from inputs and outputs moves relative to one of its own units.
+    origins = np.full(pieces.max() + 1, count + 1)
+    np.minimum.at(origins, pieces, labels)
+    origins[pieces[count]] = labels[count]
+    direction: Floats = (labels - origins[pieces])[:count].astype(float)
+    return direction
 
 
 def _program(rows: Any) -> Floats:
