@@ -37,6 +37,7 @@ def estimated_blocks(
     scales: Mapping[str, Tensor],
     probes: int,
     sources: Callable[[str], Generator],
+    sizes: Mapping[str, Tensor] | None = None,
 ) -> dict[str, Found]:
     """Estimate the blocks of some parameters, all with the same products.
 
@@ -55,6 +56,8 @@ def estimated_blocks(
         scales: By layer, how much its input units vary, where that is needed.
         probes: Products per kind of random vector, at least two.
         sources: Gives a source of randomness for every kind of random vector.
+        sizes: How large the random vectors for traces and diagonals are, by parameter: one number,
+            or one per weight; None for the length of the block's weights.
 
     Returns:
         By parameter: means and standard errors by part.
@@ -65,6 +68,8 @@ def estimated_blocks(
     if probes < 2:
         raise ValueError(f"`probes={probes}` gives no standard error; use at least 2.")
     params = surface.params
+    if sizes is None:
+        sizes = {name: wide(params[name]).new_tensor(_size(params[name])) for name in names}
     found: dict[str, Found] = {name: ({}, {}) for name in names}
     for kind in _KINDS:
         parts = [part for part in kind if part in wanted]
@@ -75,7 +80,7 @@ def estimated_blocks(
             continue
         sums: dict[tuple[str, str], tuple[Tensor, Tensor]] = {}
         draws = {
-            name: _draw(params[name], kind[0], layers.get(name), scales.get(name))
+            name: _draw(params[name], kind[0], layers.get(name), scales.get(name), sizes[name])
             for name in taking
         }
         drawn = _drawn(surface, params, draws, probes, sources(kind[0]))
@@ -83,7 +88,7 @@ def estimated_blocks(
             for name in taking:
                 values = wide(vector[name]) * wide(product[name])
                 if kind[0] == "trace":
-                    values = values / _size(params[name]) ** 2
+                    values = values / sizes[name].square()
                 for part in parts:
                     _accumulate(sums, (name, part), _reduced(values, part, layers.get(name)))
         for (name, part), (total, squares) in sums.items():
@@ -114,13 +119,13 @@ def _drawn(
 
 
 def _draw(
-    weight: Tensor, kind: str, layer: Layer | None, scales: Tensor | None
+    weight: Tensor, kind: str, layer: Layer | None, scales: Tensor | None, size: Tensor
 ) -> Callable[[Generator], Tensor]:
     """How to draw a random vector on one block."""
     if kind == "own":
         return lambda generator: weight * _signs(weight.shape, weight, generator)
     if kind == "trace" or layer is None:
-        return lambda generator: _size(weight) * _signs(weight.shape, weight, generator)
+        return lambda generator: (size * _signs(weight.shape, weight, generator)).to(weight)
     canonical = layer.canonical(weight)
     groups, out, inner, taps = canonical.shape
     if kind in ("incoming", "outgoing"):

@@ -9,6 +9,7 @@ from flatgauge.measures.adaptive import (
 from flatgauge.measures.fisher_rao import fisher_rao_norm
 from flatgauge.measures.hessian import hessian_max_eigenvalue, hessian_trace
 from flatgauge.measures.kappa import kappa_max, kappa_sum, kappa_trace_max, kappa_trace_sum
+from flatgauge.measures.minimum_sharpness import minimum_sharpness, minimum_sharpness_nodewise
 from flatgauge.measures.normalized_sharpness import (
     matrix_normalized_sharpness,
     normalized_sharpness,
@@ -44,6 +45,8 @@ __all__ = [
     "kappa_trace_sum",
     "matrix_normalized_sharpness",
     "measure",
+    "minimum_sharpness",
+    "minimum_sharpness_nodewise",
     "normalized_sharpness",
     "normalized_sharpness_direct",
     "registry",

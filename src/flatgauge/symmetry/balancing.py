@@ -17,7 +17,7 @@ from flatgauge.surface import LossSurface
 from flatgauge.symmetry.calling import call_of
 from flatgauge.symmetry.finding import check, find_gauge, read_scales
 from flatgauge.symmetry.gauge import GaugeGroup, closed
-from flatgauge.symmetry.minimum import TOLERANCE, Edges, rescaled, smallest_norm, total
+from flatgauge.symmetry.minimum import TOLERANCE, Edges, rescaled, smallest_sum, total
 from flatgauge.symmetry.pattern import pattern_of
 from flatgauge.symmetry.rescaling import copied
 from flatgauge.symmetry.skeleton import Skeleton, strongest
@@ -182,7 +182,7 @@ def balance_of(gauge: GaugeGroup, state: Mapping[str, Tensor]) -> Balance:
             layers.append(Edges(pattern, np.where(pattern.still(gauge.dim), 0.0, squares)))
     empty = total(layers, gauge.dim, square=True) == 0
     removed, left = _peel(layers, gauge.dim)
-    logs, steps, imbalance = smallest_norm(layers, gauge.dim)
+    logs, steps, imbalance = smallest_sum(layers, gauge.dim)
     for units, side, edges in reversed(removed):
         weights = rescaled(edges, logs)
         sums = total(weights, gauge.dim, sign=side)[units]
@@ -269,11 +269,11 @@ def _peel(
             if units.any():
                 edges = []
                 for i, layer in enumerate(layers):
-                    touched = layer.pattern.touches(units) & (layer.squares > 0)
+                    touched = layer.pattern.touches(units) & (layer.terms > 0)
                     if touched.any():
-                        edges.append(replace(layer, squares=np.where(touched, layer.squares, 0.0)))
-                        rest = np.where(touched, 0.0, layer.squares)
-                        layers[i] = replace(layer, squares=rest)
+                        edges.append(replace(layer, terms=np.where(touched, layer.terms, 0.0)))
+                        rest = np.where(touched, 0.0, layer.terms)
+                        layers[i] = replace(layer, terms=rest)
                 removed.append((units, side, edges))
                 gone |= units
                 break  # The other side is looked at anew: these edges are gone.

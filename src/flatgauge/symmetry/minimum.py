@@ -1,4 +1,4 @@
-"""The smallest norm that rescaling can reach: strictly convex, solved by Newton's method."""
+"""The smallest sum that rescaling can reach, of squared weights say: convex, by Newton's method."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ _MOST_UNITS, _MOST_WEIGHTS = 1000, 2**21
 
 @dataclass(frozen=True)
 class Edges:
-    """The squared weights of a tensor, summed where they scale alike.
+    """What a tensor adds to a sum, joined where it scales alike: its squared weights, for the norm.
 
     Attributes:
         pattern: Which units they enter and leave.
-        squares: Of the pattern's shape.
+        terms: At least zero, of the pattern's shape.
     """
 
     pattern: Pattern
-    squares: Floats
+    terms: Floats
 
 
 def total(layers: Sequence[Edges], count: int, *, sign: int = 0, square: bool = False) -> Floats:
-    """Sums of squared weights by unit: Σ exponent · square.
+    """Sums by unit: Σ exponent · term.
 
     Args:
         layers: All edges.
@@ -50,20 +50,20 @@ def total(layers: Sequence[Edges], count: int, *, sign: int = 0, square: bool = 
     """
     sums = np.zeros(count)
     for layer in layers:
-        sums += layer.pattern.shares(layer.squares, count, sign=sign, square=square)
+        sums += layer.pattern.shares(layer.terms, count, sign=sign, square=square)
     return sums
 
 
 def rescaled(layers: Sequence[Edges], logs: Floats) -> list[Edges]:
-    """The squared weights after multiplying units by exp(logs)."""
+    """The terms after multiplying units by exp(logs)."""
     return [
-        replace(layer, squares=layer.squares * np.exp(2 * layer.pattern.exponents(logs)))
+        replace(layer, terms=layer.terms * np.exp(2 * layer.pattern.exponents(logs)))
         for layer in layers
     ]
 
 
-def smallest_norm(layers: Sequence[Edges], count: int) -> tuple[Floats, int, float]:
-    """Minimise Σ squares · exp(2 exponents) over the logarithms of the units' scales.
+def smallest_sum(layers: Sequence[Edges], count: int) -> tuple[Floats, int, float]:
+    """Minimise Σ terms · exp(2 exponents) over the logarithms of the units' scales.
 
     Args:
         layers: All edges; every unit has some that enter and some that leave, or none.
@@ -92,18 +92,35 @@ def smallest_norm(layers: Sequence[Edges], count: int) -> tuple[Floats, int, flo
     return best, step, least
 
 
+def gap(layers: Sequence[Edges], logs: Floats, count: int) -> float:
+    """How far the sum is from its smallest, by Newton's decrement.
+
+    Args:
+        layers: All edges.
+        logs: The logarithms that were reached.
+        count: How many units there are.
+
+    Returns:
+        Half the squared decrement: what the sum would lose in one more step, were it quadratic.
+    """
+    weights = rescaled(layers, logs)
+    gradient = total(weights, count)
+    live = total(weights, count, square=True) > 0
+    return abs(float(gradient @ _solved(weights, gradient, live, count, 1e-2)))
+
+
 def _length(layers: Sequence[Edges], logs: Floats, direction: Floats) -> float:
-    """How far to go along a Newton step: all the way, unless the norm grows."""
-    value, length = _norm(layers, logs), 1.0
-    while length > 1e-6 and _norm(layers, logs + length * direction) > value * (1 + 1e-13):
+    """How far to go along a Newton step: all the way, unless the sum grows."""
+    value, length = _sum(layers, logs), 1.0
+    while length > 1e-6 and _sum(layers, logs + length * direction) > value * (1 + 1e-13):
         length /= 2
     return length
 
 
-def _norm(layers: Sequence[Edges], logs: Floats) -> float:
-    """The squared norm after rescaling."""
+def _sum(layers: Sequence[Edges], logs: Floats) -> float:
+    """The sum after rescaling."""
     with np.errstate(over="ignore", invalid="ignore"):
-        value = sum(float(layer.squares.sum()) for layer in rescaled(layers, logs))
+        value = sum(float(layer.terms.sum()) for layer in rescaled(layers, logs))
     return value if np.isfinite(value) else np.inf
 
 
@@ -111,7 +128,7 @@ def _solved(
     weights: list[Edges], right: Floats, live: NDArray[np.bool_], count: int, tolerance: float
 ) -> Floats:
     """Solve Newton's equation."""
-    size = sum(layer.squares.size for layer in weights)
+    size = sum(layer.terms.size for layer in weights)
     if count <= _MOST_UNITS and size <= _MOST_WEIGHTS:
         matrix = _matrix(weights, count)[np.ix_(live, live)]
         solution = np.zeros(count)
@@ -124,14 +141,14 @@ def _solved(
 
 
 def _matrix(weights: list[Edges], count: int) -> Floats:
-    """Second derivatives of half the squared norm, written out."""
+    """Second derivatives of half the sum, written out."""
     flat = np.zeros((count + 1) ** 2)
     for layer in weights:
         for one in layer.pattern.parts:
             for other in layer.pattern.parts:
                 shape = np.broadcast_shapes(one.shape, other.shape)
-                axes = tuple(a for a, n in enumerate(shape) if n == 1 < layer.squares.shape[a])
-                sums = layer.squares.sum(axes, keepdims=True) if axes else layer.squares
+                axes = tuple(a for a, n in enumerate(shape) if n == 1 < layer.terms.shape[a])
+                sums = layer.terms.sum(axes, keepdims=True) if axes else layer.terms
                 for u, p in zip(one.units, one.powers, strict=True):
                     for v, q in zip(other.units, other.powers, strict=True):
                         row = np.where(u == NOTHING, count, u).reshape(one.shape)
@@ -155,7 +172,7 @@ def _conjugate(
         if product <= goal or product == 0:
             break
         image = 2 * sum(
-            layer.pattern.shares(layer.squares * layer.pattern.exponents(direction), count)
+            layer.pattern.shares(layer.terms * layer.pattern.exponents(direction), count)
             for layer in weights
         )
         curvature = float(direction @ image)

@@ -1,0 +1,175 @@
+"""The smallest trace on an orbit: second derivatives summed over all ways to write a network."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flatgauge.surface import LossSurface
+from flatgauge.symmetry.calling import call_of
+from flatgauge.symmetry.finding import check, read_scales
+from flatgauge.symmetry.gauge import GaugeGroup, closed
+from flatgauge.symmetry.links import level, links_of, vanishing
+from flatgauge.symmetry.minimum import Edges, gap, rescaled, smallest_sum
+from flatgauge.symmetry.pattern import NOTHING, Floats, Part, Pattern, pattern_of
+
+#: Samples with which the model is read.
+_SAMPLES = 4
+
+#: What a direction must add to an exponent to count.
+_SMALL = 1e-3
+
+
+@dataclass(frozen=True)
+class Infimum:
+    """The infimum of a trace over all members of a gauge group.
+
+    Attributes:
+        shares: What every tensor adds to it.
+        factors: What the second derivatives of every tensor are multiplied by there: broadcasts to
+            the tensor, zero for those that vanish.
+        running: Units that run off to zero or infinity: the infimum is not attained.
+        clipped: Sums of second derivatives that were negative and count as zero.
+        steps: Newton steps taken.
+        imbalance: The largest relative difference left between what enters and what leaves.
+        gap: How far above the infimum the value is, by Newton's decrement.
+    """
+
+    shares: dict[str, float]
+    factors: dict[str, Floats]
+    running: int
+    clipped: int
+    steps: int
+    imbalance: float
+    gap: float
+
+
+def gauge_of(surface: LossSurface, *, layerwise: bool) -> GaugeGroup:
+    """The gauge group of a surface's model, read once.
+
+    Args:
+        surface: The surface.
+        layerwise: Whether only one scale per tensor is meant.
+
+    Returns:
+        The group.
+    """
+
+    def read() -> GaugeGroup:
+        twin = surface.twin()  # In the precision of the surface.
+        inference, few = read_scales(twin.model, call_of(twin, _SAMPLES))
+        gauge = closed(inference)
+        check(twin.model, gauge, few)
+        return gauge
+
+    gauge = surface.recall("gauge", read, lasting=True)
+    if not layerwise:
+        return gauge
+    return surface.recall("layerwise gauge", gauge.layerwise, lasting=True)
+
+
+def smallest_trace(gauge: GaugeGroup, diagonals: Mapping[str, Tensor]) -> Infimum:
+    """Minimise the sum of second derivatives over a gauge group.
+
+    A tensor times c has second derivatives over c². Every power of two that the network
+    may have been multiplied by is first divided out, exactly, so that all ways to write it
+    by powers of two give the same bits.
+
+    Args:
+        gauge: The group.
+        diagonals: The second derivatives of every tensor that counts, by name.
+
+    Returns:
+        The infimum.
+    """
+    shares, factors = {}, {}
+    layers: list[Edges] = []
+    clipped = 0
+    for name, diagonal in diagonals.items():
+        values = diagonal.detach().double().cpu().numpy()
+        factors[name] = np.ones(())
+        if name not in gauge.names:
+            shares[name] = float(values.sum())
+            continue
+        pattern = _pattern(gauge, name)
+        terms = np.asarray(values.sum(pattern.summed, keepdims=True))
+        still = pattern.still(gauge.dim)
+        shares[name] = float(terms[still].sum())
+        moved = np.where(still, 0.0, terms)
+        clipped += int((moved < 0).sum())
+        layers.append(Edges(pattern, np.maximum(moved, 0.0)))
+    layers, shift, scales, running = _started(layers, gauge.dim)
+    logs, steps, imbalance = smallest_sum(layers, gauge.dim)
+    for layer, best in zip(layers, rescaled(layers, logs), strict=True):
+        name, pattern = layer.pattern.name, _pattern(gauge, layer.pattern.name)
+        shares[name] += float(np.ldexp(best.terms.sum(), shift))
+        growth = 2 * (pattern.exponents(scales) + layer.pattern.exponents(logs) / np.log(2))
+        gone = np.abs(pattern.exponents(running)) > _SMALL
+        factors[name] = np.where(gone, 0.0, np.exp2(growth))
+    left = float(np.ldexp(gap(layers, logs, gauge.dim), shift))
+    count = int(np.count_nonzero(running))
+    return Infimum(shares, factors, count, clipped, steps, imbalance, left)
+
+
+def _started(layers: list[Edges], count: int) -> tuple[list[Edges], int, Floats, Floats]:
+    """Leave out what vanishes, and bring the rest to one size.
+
+    Returns:
+        The terms to start from over a power of two, that power, and the logarithms to base two of
+        the scales that lead there, and a direction in which what vanishes does.
+    """
+    links = links_of(layers, count)
+    running = vanishing(links)
+    logs, fixed = level(links.among(np.abs(links.rows @ running) <= _SMALL))
+    started, tops = [], []
+    for layer in layers:
+        gone = np.abs(layer.pattern.exponents(running)) > _SMALL
+        mantissas, powers = np.frexp(np.where(gone, 0.0, layer.terms))
+        powers = powers + 2 * layer.pattern.exponents(logs)
+        tops.append(float(powers[mantissas > 0].max(initial=-np.inf)))
+        started.append((layer, mantissas, powers))
+    top = max(tops, default=-np.inf)
+    shift = int(np.ceil(top)) if np.isfinite(top) else 0
+    found = []
+    for layer, mantissas, powers in started:
+        whole = np.floor(powers - shift)
+        parts = mantissas * np.exp2(powers - shift - whole)
+        terms = np.ldexp(parts, np.maximum(whole, -2000).astype(np.int64))
+        found.append(Edges(_without(layer.pattern, fixed), terms))
+    return found, shift, logs, running
+
+
+def _pattern(gauge: GaugeGroup, name: str) -> Pattern:
+    """How the second derivatives of a tensor hang on the scales: against its entries."""
+    pattern = pattern_of(gauge, name)
+    parts = tuple(_short(part) for part in pattern.parts)
+    dims = (1,) * len(pattern.shape)
+    shape = tuple(int(n) for n in np.broadcast_shapes(dims, *(part.shape for part in parts)))
+    return Pattern(name, shape, tuple(replace(part, powers=-part.powers) for part in parts))
+
+
+def _short(part: Part) -> Part:
+    """A part without the axes along which it does not vary: all, where a tensor has one scale."""
+    shape = (len(part.units), *part.shape)
+    units, powers = part.units.reshape(shape), part.powers.reshape(shape)
+    for axis in range(1, len(shape)):
+        ahead = (slice(None),) * axis + (slice(0, 1),)
+        if (units == units[ahead]).all() and (powers == powers[ahead]).all():
+            units, powers = units[ahead], powers[ahead]
+    flat = (len(units), math.prod(units.shape[1:]))
+    return Part(units.shape[1:], units.reshape(flat), powers.reshape(flat))
+
+
+def _without(pattern: Pattern, fixed: NDArray[np.bool_]) -> Pattern:
+    """A pattern in which some units are not scaled."""
+    padded = np.append(fixed, False)
+    parts = tuple(
+        replace(part, units=np.where(padded[part.units], NOTHING, part.units))
+        for part in pattern.parts
+    )
+    return replace(pattern, parts=parts)
