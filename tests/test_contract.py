@@ -21,7 +21,12 @@ from flatgauge.report import Row
 
 MEASURES = [item.name for item in registry]
 #: Where a measure does not apply, and what it says there.
-INAPPLICABLE: dict[str, dict[str, str]] = {}
+INAPPLICABLE: dict[str, dict[str, str]] = {
+    "path_norm": {
+        "gelu": r"paths cannot be summed through `gelu`: it is not piecewise linear",
+        "attention": r"through `scaled_dot_product_attention` \(cases.py:\d+\): it multiplies act",
+    }
+}
 SECTIONS = ["Definition:", "Invariance:", "Cost:", "Reference:", "Args:", "Returns:", "Example:"]
 
 

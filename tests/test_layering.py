@@ -15,7 +15,7 @@ ROOT = Path(flatgauge.__file__).parent
 #: From the ground up; a module may import only from lines above its own, or from its own unit.
 LAYERS = [
     ["arguments", "nested", "precision", "layout", "isolation", "memory", "products", "graph"],
-    ["output_curvature", "layers"],
+    ["output_curvature", "layers", "path_sums"],
     ["loss"],
     ["label_losses"],
     ["losses"],

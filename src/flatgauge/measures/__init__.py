@@ -2,6 +2,7 @@
 
 from flatgauge.measures.hessian import hessian_max_eigenvalue, hessian_trace
 from flatgauge.measures.kappa import kappa_max, kappa_sum, kappa_trace_max, kappa_trace_sum
+from flatgauge.measures.path_norm import path_norm
 from flatgauge.measures.registry import GROUPS, Measure, catalogue, measure, registry
 from flatgauge.measures.relative_flatness import relative_flatness
 from flatgauge.measures.rho import rho_max, rho_sum
@@ -24,6 +25,7 @@ __all__ = [
     "kappa_trace_max",
     "kappa_trace_sum",
     "measure",
+    "path_norm",
     "registry",
     "relative_flatness",
     "rho_max",
