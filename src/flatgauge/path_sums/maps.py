@@ -48,7 +48,7 @@ def einsum(step: Step) -> Sums:
 
 @rule("addmm", "addmv", "baddbmm")
 def added_product(step: Step) -> Sums:
-    """beta · self + alpha · product."""
+    """A product and a sum, each with a factor."""
     start, left, right = list(step.arguments.values())[:3]
     _one_activation(step, left, right)
     product = torch.matmul(step.tensor(left), step.tensor(right))
@@ -82,7 +82,7 @@ def added(step: Step) -> Sums:
 
 @rule("rsub")
 def subtracted(step: Step) -> Sums:
-    """other - alpha · self."""
+    """The same the other way round, where the factor is that of `self`."""
     return step["other"] + step["self"] * step["alpha"]
 
 
@@ -152,5 +152,5 @@ def clamped(step: Step) -> Sums:
 
 @rule("hardsigmoid")
 def ramp(step: Step) -> Sums:
-    """x / 6 + 1 / 2, cut off at 0 and 1."""
+    """Half of one plus a sixth of x, cut off at 0 and 1."""
     return step["self"] * step.tensor(1 / 6) + step.tensor(1 / 2)

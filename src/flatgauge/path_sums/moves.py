@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
+from torch import Tensor
 
 from flatgauge.path_sums.table import Step, Sums, rule
 
@@ -91,7 +92,6 @@ def padded(step: Step) -> Sums:
 def item(step: Step) -> Sums:
     """One of several outputs."""
     source, index = step.node.args
-    found = step.paths(source)
-    assert isinstance(found, list)
+    several: list[Tensor | None] = step.paths(source)
     assert isinstance(index, int)
-    return found[index]
+    return several[index]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -67,8 +68,8 @@ def adapted(step: Step) -> Sums:
     for n, m in zip(x.shape[-count:], places, strict=True):
         widths = [math.ceil((i + 1) * n / m) - i * n // m for i in range(m)]
         sizes = sizes[..., None] * torch.tensor(widths, dtype=x.dtype, device=x.device)
-    mean = (F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)[count - 1]
-    total = mean(x, places) * sizes
+    mean: Any = (F.adaptive_avg_pool1d, F.adaptive_avg_pool2d, F.adaptive_avg_pool3d)[count - 1]
+    total: Tensor = mean(x, places) * sizes
     return step.several(total if "max" in op_name(step.node) else total / step.power(sizes))
 
 
