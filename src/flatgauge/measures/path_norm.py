@@ -21,7 +21,7 @@ from flatgauge.surface import LossSurface
     geometry="none: it reads weights, not the loss",
     functional="norm of the paths",
     invariant_to={"layerwise", "nodewise", "rows", "permutation", "branches"},
-    cost="one forward pass of two samples",
+    cost="one forward pass of one sample",
 )
 def path_norm(surface: LossSurface, *, order: float = 1.0) -> Estimate:
     r"""Norm of the products of weights along all paths from an input or bias to an output.
@@ -44,7 +44,7 @@ def path_norm(surface: LossSurface, *, order: float = 1.0) -> Estimate:
         up to the same sum of sizes for ``order=1`` only.
 
     Cost:
-        One forward pass of two samples in double precision, whatever the data.
+        One forward pass of one sample in double precision, whatever the data.
 
     Reference:
         [neyshabur2015norm], [gonon2024path]
@@ -82,14 +82,12 @@ def path_norm(surface: LossSurface, *, order: float = 1.0) -> Estimate:
 
 
 def _graph(surface: LossSurface) -> tuple[ModelGraph, int]:
-    """The graph for a few samples, and how many these are."""
+    """The graph for one sample, or for as many as cannot be taken apart, and how many these are."""
     subject, own = surface.subject, surface.objective.loss.own
     batch = next(surface.objective.chunks(1))
-    # Two: some models treat one sample as none. Both have the same paths.
-    example = batch.rows([0, 0]) if batch.splittable else batch
-    arguments, keywords = subject.arguments(example, with_labels=own)
+    arguments, keywords = subject.arguments(batch, with_labels=own)
     model = in_precision(subject.model, subject.dtype)
     with isolated(model, subject.device):
         graph = ModelGraph(model, arguments, keywords, 0, prediction)
     assert all(isinstance(output, fx.Node) for output in graph.outputs)
-    return graph, example.samples
+    return graph, batch.samples

@@ -104,28 +104,27 @@ class Step:
             The sums of an activation; the size of a weight, raised to the order.
         """
         if self.is_activation(argument):
-            found = self.paths(argument)
+            found = self.sums[argument]
             assert isinstance(found, Tensor)
             return found
-        return self.power(torch.as_tensor(self.value(argument)))
+        value = self.value(argument)
+        known = value if isinstance(value, Tensor) else torch.tensor(value, dtype=torch.float64)
+        return self.power(known)
 
     def paths(self, argument: Any) -> Any:
         """What stands for an argument of an op that is run as it is.
 
         Args:
-            argument: A tensor.
+            argument: A tensor, or a list of an op's outputs.
 
         Returns:
             As `tensor`, but whole numbers and truth values stay themselves: they say where.
         """
-        if not self.is_activation(argument):
-            value = self.value(argument)
-            real = isinstance(value, Tensor) and value.is_floating_point()
-            return self.power(value) if real else value
-        found = self.sums[argument]
-        if found is None:
-            self.refuse("it reads whole numbers or truth values, which no path runs through")
-        return found
+        if self.is_activation(argument):
+            return self.sums[argument]
+        value = self.value(argument)
+        real = isinstance(value, Tensor) and value.is_floating_point()
+        return self.power(value) if real else value
 
     def value(self, argument: Any) -> Any:
         """The value of a weight, in double precision.
@@ -196,6 +195,8 @@ def apply_rule(step: Step) -> Sums:
         UnsupportedGraphError: If it has no rule, or reads what its rule cannot take.
     """
     op = op_name(step.node)
+    if any(step.sums.get(source, source) is None for source in step.node.all_input_nodes):
+        step.refuse("it reads whole numbers or truth values, which no path runs through")
     if op not in RULES:
         step.refuse(_REASONS.get(op, "it is not known to be piecewise linear"))
     return RULES[op](step)
