@@ -228,6 +228,7 @@ OPS = {
     "minus the other way round": (lambda x: torch.rsub(x, x, alpha=-2), 3 * 11.5),
     "times a number": (lambda x: -2 * x / 4, 11.5 / 2),
     "times whole numbers": (lambda x: x * torch.tensor([-2, 3]), 7 + 24),
+    "times truth values": (lambda x: x * FIXED, 3.5),
     "a constant": (lambda x: x + torch.tensor([[-1.0, 2.0]]).double(), 11.5 + 3),
     "relu6": (F.relu6, 11.5),
     "hardtanh": (F.hardtanh, 11.5),

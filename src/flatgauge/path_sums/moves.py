@@ -19,7 +19,7 @@ from flatgauge.path_sums.table import Step, Sums, rule
     *("pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "native_channel_shuffle"),
     *("cat", "concat", "concatenate", "stack", "hstack", "vstack", "diag", "diag_embed"),
     *("tril", "triu", "index", "index_select", "gather", "take_along_dim"),
-    *("index_put", "index_add", "slice_scatter", "select_scatter", "diagonal_scatter"),
+    *("index_put", "slice_scatter", "select_scatter", "diagonal_scatter"),
     *("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d"),
     *("_upsample_nearest_exact1d", "_upsample_nearest_exact2d", "_upsample_nearest_exact3d"),
     *("reflection_pad1d", "reflection_pad2d", "reflection_pad3d"),

@@ -148,7 +148,7 @@ class Step:
 
     def power(self, value: Tensor) -> Tensor:
         """The size of a weight, raised to the order."""
-        size = wide(value.abs())
+        size = wide(value).abs()
         return size if self.order == 1 else size.pow(self.order)
 
     def run(self) -> Any:
