@@ -33,6 +33,10 @@ INAPPLICABLE: dict[str, dict[str, str]] = {
     "normalized_sharpness": NO_LABELS,
     "normalized_sharpness_direct": NO_LABELS,
     "relative_flatness_normalized": {"tied weights": "its weight is read more than once"},
+    "path_norm": {
+        "gelu": r"paths cannot be summed through `gelu`: it is not piecewise linear",
+        "attention": r"through `scaled_dot_product_attention` \(cases.py:\d+\): it multiplies act",
+    },
 }
 SECTIONS = ["Definition:", "Invariance:", "Cost:", "Reference:", "Args:", "Returns:", "Example:"]
 

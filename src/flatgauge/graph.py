@@ -146,10 +146,10 @@ class ModelGraph:
         return {node: name for node, (kind, name) in self._sources.items() if kind == "BUFFER"}
 
     def constants(self, values: Mapping[str, Tensor]) -> dict[fx.Node, Any]:
-        """The values of all nodes that depend on no input and no parameter.
+        """The values of all nodes that depend on no input and on no tensor but those given.
 
         Args:
-            values: Buffers, by name.
+            values: Buffers, and parameters that are to count as constants, by name.
 
         Returns:
             The values, by node.
@@ -158,7 +158,7 @@ class ModelGraph:
         for node in self.nodes:
             if node.op == "placeholder":
                 kind, target = self._sources[node]
-                if kind == "BUFFER" and target in values:
+                if kind in ("PARAMETER", "BUFFER") and target in values:
                     known[node] = values[target]
                 elif kind == "CONSTANT_TENSOR":
                     known[node] = self._constants[target]

@@ -13,10 +13,34 @@ from torch import Tensor, nn
 from wild import WILD, Wild
 
 import flatgauge as fg
+from flatgauge.graph import ModelGraph, UnsupportedGraphError
+from flatgauge.path_sums import path_sum
 
 # Networks with a kernel that adds in another order once the numbers are scaled, and that kernel:
 # there the outputs agree to 1e-5 instead of bit for bit.
 REORDERED: dict[str, str] = {}
+
+# Networks that no paths run through, and the first op that stops them: gates and squares multiply
+# activations, other gates are curved, some norms divide by what they read, tokens are no numbers.
+PATHLESS = {
+    "alexnet": "`mul` .* it multiplies two activations",
+    "seresnet20_cifar10": "`sigmoid` .* it is not piecewise linear",
+    "bam_resnet18": "`mul` .* it multiplies two activations",
+    "cbam_resnet18": "`sigmoid` .* it is not piecewise linear",
+    "resnesta10": "`softmax` .* it is not piecewise linear",
+    "ibn_resnet": "`instance_norm` .* it divides by statistics of the sample",
+    "mobilenetv3_small_w7d20": "`mul` .* it multiplies two activations",
+    "ghostnet": "`mul` .* it multiplies two activations",
+    "regnety002": "`sigmoid` .* it is not piecewise linear",
+    "efficientnet_b0": "`sigmoid` .* it is not piecewise linear",
+    "bert": "`embedding` .* it reads whole numbers",
+    "albert": "`embedding` .* it reads whole numbers",
+    "gpt2": "`view` .* it reads whole numbers",
+    "llama": "`embedding` .* it reads whole numbers",
+    "t5_encoder": r"`\w+` .* it reads whole numbers",
+    "vit": "`layer_norm` .* it divides by statistics of the sample",
+    "convnext": "`layer_norm` .* it divides by statistics of the sample",
+}
 
 
 def numbers(model: nn.Module) -> dict[str, Tensor]:
@@ -92,3 +116,23 @@ def test_what_is_pinned_is_told(found):
     assert bool(told) == bool(found.network.pins)
     for operation in found.network.pins:
         assert re.search(rf"\b{operation}\b", told)
+
+
+def test_a_random_move_leaves_the_sum_over_all_paths_bit_for_bit(found):
+    inputs = found.network.inputs(seed=0)
+    arguments, keywords = ((), inputs) if isinstance(inputs, dict) else ((inputs[:1],), {})
+    graph = ModelGraph(found.model, arguments, keywords, 0, lambda output: tensors(output)[0])
+    if found.name in PATHLESS:
+        with pytest.raises(UnsupportedGraphError, match=PATHLESS[found.name]):
+            path_sum(graph, state(found.model), 1.0)
+        return
+    generator = torch.Generator().manual_seed(1)
+    move = found.gauge.sample(generator=generator, log2_range=6, powers_of_two=True)
+    before = path_sum(graph, state(found.model), 1.0)
+    assert 1 < before < 1e60
+    assert path_sum(graph, state(found.gauge.rescale(found.model, move)), 1.0) == before
+
+
+def state(model: nn.Module) -> dict[str, Tensor]:
+    held = dict(model.named_parameters()) | dict(model.named_buffers())
+    return {name: tensor.detach() for name, tensor in held.items()}

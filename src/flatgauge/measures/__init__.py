@@ -1,30 +1,35 @@
 """The measures of flatness, one function each; lower is flatter, always."""
 
-from flatgauge.measures.adaptive import (
-    adaptive_expected_sharpness,
-    adaptive_sharpness,
-    adaptive_trace,
-    riemannian_max_eigenvalue_nodewise,
-)
-from flatgauge.measures.fisher_rao import fisher_rao_norm
-from flatgauge.measures.hessian import hessian_max_eigenvalue, hessian_trace
-from flatgauge.measures.kappa import kappa_max, kappa_sum, kappa_trace_max, kappa_trace_sum
-from flatgauge.measures.minimum_sharpness import minimum_sharpness, minimum_sharpness_nodewise
-from flatgauge.measures.normalized_sharpness import (
-    matrix_normalized_sharpness,
-    normalized_sharpness,
-)
-from flatgauge.measures.normalized_sharpness_direct import normalized_sharpness_direct
 from flatgauge.measures.registry import BALANCED, GROUPS, Measure, catalogue, measure, registry
-from flatgauge.measures.relative_flatness import relative_flatness, relative_flatness_normalized
-from flatgauge.measures.rho import rho_max, rho_sum
+
+# In the order of the catalogue: the grid row by row, then what does not fit it.
+# isort: off
+from flatgauge.measures.hessian import hessian_max_eigenvalue, hessian_trace
+from flatgauge.measures.sharpness import epsilon_sharpness, expected_sharpness
 from flatgauge.measures.riemannian import (
     riemannian_epsilon_sharpness,
     riemannian_expected_sharpness,
     riemannian_max_eigenvalue,
     riemannian_trace,
 )
-from flatgauge.measures.sharpness import epsilon_sharpness, expected_sharpness
+from flatgauge.measures.adaptive import (
+    adaptive_expected_sharpness,
+    adaptive_sharpness,
+    adaptive_trace,
+    riemannian_max_eigenvalue_nodewise,
+)
+from flatgauge.measures.kappa import kappa_max, kappa_sum, kappa_trace_max, kappa_trace_sum
+from flatgauge.measures.rho import rho_max, rho_sum
+from flatgauge.measures.normalized_sharpness import (
+    matrix_normalized_sharpness,
+    normalized_sharpness,
+)
+from flatgauge.measures.normalized_sharpness_direct import normalized_sharpness_direct
+from flatgauge.measures.relative_flatness import relative_flatness, relative_flatness_normalized
+from flatgauge.measures.minimum_sharpness import minimum_sharpness, minimum_sharpness_nodewise
+from flatgauge.measures.fisher_rao import fisher_rao_norm
+from flatgauge.measures.path_norm import path_norm
+# isort: on
 
 __all__ = [
     "BALANCED",
@@ -49,6 +54,7 @@ __all__ = [
     "minimum_sharpness_nodewise",
     "normalized_sharpness",
     "normalized_sharpness_direct",
+    "path_norm",
     "registry",
     "relative_flatness",
     "relative_flatness_normalized",

@@ -1,0 +1,93 @@
+"""The norm of a network's paths (Neyshabur et al. 2015; Gonon et al. 2024)."""
+
+from __future__ import annotations
+
+import math
+
+from torch import fx
+
+from flatgauge.estimators import Estimate
+from flatgauge.graph import ModelGraph, in_precision
+from flatgauge.isolation import isolated
+from flatgauge.loss import prediction
+from flatgauge.measures.registry import measure
+from flatgauge.path_sums import path_sum
+from flatgauge.surface import LossSurface
+
+
+@measure(
+    symbol="‖Φ(θ)‖_q",
+    paper="Neyshabur et al. 2015; Gonon et al. 2024",
+    geometry="none: it reads weights, not the loss",
+    functional="norm of the paths",
+    invariant_to={"layerwise", "nodewise", "rows", "permutation", "branches"},
+    cost="one forward pass of one sample",
+)
+def path_norm(surface: LossSurface, *, order: float = 1.0) -> Estimate:
+    r"""Norm of the products of weights along all paths from an input or bias to an output.
+
+    Definition:
+        .. math:: \|\Phi(\theta)\|_q = \Big( \sum_{\text{paths } p} \prod_{w \in p} |w|^q
+                  \Big)^{1/q}
+
+        for networks of linear maps and piecewise linear ops. A path starts at an entry of the
+        input or at a bias (anything that is added and does not depend on the input) and ends at
+        an entry of the prediction. A batch-norm is a factor and a bias per channel, a mean of k
+        entries has weights 1/k, of a maximum the paths of all entries count. A leaky ReLU counts
+        with the steeper of its slopes; so does a PReLU. Clamping passes; a bound on the far side
+        of zero is a bias. What is computed from weights alone (a weight norm) is one weight.
+        Tied weights and weights that are not trained count wherever the graph reads them.
+
+    Invariance:
+        layerwise, nodewise, rows, permutation, branches. Along a path through a unit, what enters
+        is multiplied by c and what leaves by 1/c. Weight moved between proportional branches adds
+        up to the same sum of sizes for ``order=1`` only.
+
+    Cost:
+        One forward pass of one sample in double precision, whatever the data.
+
+    Reference:
+        [neyshabur2015norm], [gonon2024path]
+
+    Args:
+        surface: Where to measure. Of the data, only the shape of the first sample counts.
+        order: The q of the norm, at least 1; 2 is Neyshabur's.
+
+    Returns:
+        The norm, exact.
+
+    Raises:
+        ValueError: If the order is out of range, the network is not piecewise linear, or the sum
+            is too large for double precision.
+
+    Example:
+        One path, of weights 2 and -3:
+
+        >>> from flatgauge.examples import two_weights
+        >>> path_norm(two_weights(2.0, -3.0)).value
+        6.0
+    """
+    if not (math.isfinite(order) and order >= 1):
+        raise ValueError(f"`order={order!r}` is no order of a norm; use a number of at least 1.")
+    graph, samples = surface.recall("path_norm", lambda: _graph(surface), lasting=True)
+    with isolated(surface.model, surface.device):
+        total = path_sum(graph, surface.subject.state, order) / samples
+    if not math.isfinite(total):
+        raise ValueError(
+            "the sum over the paths of this network is larger than any number in double precision "
+            "(1.8e308); `path_norm` cannot tell networks of this depth and width apart."
+        )
+    value = total if order == 1 else total ** (1 / order)
+    return Estimate(value, exact=True, options={"order": order})
+
+
+def _graph(surface: LossSurface) -> tuple[ModelGraph, int]:
+    """The graph for one sample, or for as many as cannot be taken apart, and how many these are."""
+    subject, own = surface.subject, surface.objective.loss.own
+    batch = next(surface.objective.chunks(1))
+    arguments, keywords = subject.arguments(batch, with_labels=own)
+    model = in_precision(subject.model, subject.dtype)
+    with isolated(model, subject.device):
+        graph = ModelGraph(model, arguments, keywords, 0, prediction)
+    assert all(isinstance(output, fx.Node) for output in graph.outputs)
+    return graph, batch.samples
