@@ -123,7 +123,9 @@ def estimates_of(
             sweeps.append(_swept(surface, gauge, needs, seed))
     told = [sweep for sweep in sweeps if sweep]
     estimates = {}
-    for done, (item, options) in enumerate(wanted):
+    # Eigenvalues of blocks come first: they let go of the columns that the sweep has kept.
+    order = sorted(wanted, key=lambda pair: "eigenvalues" not in pair[0].needs)
+    for done, (item, options) in enumerate(order):
         if progress is not None:
             progress(item.name, done, len(wanted))
         if item.draws:
@@ -137,7 +139,7 @@ def estimates_of(
             estimates[item.name] = Estimate(
                 math.nan, converged=False, notes=(f"could not be measured: {error}",)
             )
-    return estimates, " and ".join(told) or None
+    return {item.name: estimates[item.name] for item, _ in wanted}, " and ".join(told) or None
 
 
 def _shared(wanted: list[tuple[Measure, dict[str, Any]]]) -> dict[str | None, set[str]]:
@@ -146,7 +148,8 @@ def _shared(wanted: list[tuple[Measure, dict[str, Any]]]) -> dict[str | None, se
     for item, options in wanted:
         if not {"all_columns", "probes"} & options.keys():  # These need a sweep of their own.
             surrogate = (item.options | options).get("surrogate")
-            needs.setdefault(surrogate, set()).update(item.needs)
+            chosen = {"eigenvalues"} if options.get("layers") else set()  # of other layers
+            needs.setdefault(surrogate, set()).update(set(item.needs) - chosen)
     return {surrogate: found for surrogate, found in needs.items() if found & set(PARTS)}
 
 
@@ -166,6 +169,7 @@ def _swept(
                 under_surrogate(surface, surrogate),
                 found & set(PARTS),
                 estimate="estimates" in found,
+                keep_columns="eigenvalues" in found,
                 generator=_source(seed, _SHARED),
             )
             done += 1

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Generator, Tensor
 
+from flatgauge.curvature.columns import Columns, groups_of, left_behind
 from flatgauge.curvature.estimated import estimated_blocks
 from flatgauge.curvature.relative import inverse
 from flatgauge.curvature.spreads import input_spreads
@@ -144,6 +145,7 @@ def block_curvature(
     all_columns: bool = False,
     estimate: bool = True,
     probes: int = DEFAULT_PROBES,
+    keep_columns: bool = False,
     generator: Generator | None = None,
 ) -> Blocks:
     """Measure every diagonal block of the Hessian in one sweep over the data.
@@ -158,6 +160,8 @@ def block_curvature(
         all_columns: Whether to be exact also where a sample has more than 63 outputs.
         estimate: Whether to estimate what cannot be swept; else it is left out.
         probes: Hessian products per part for blocks that are not exact.
+        keep_columns: Whether to keep, where they fit the memory budget, the columns that
+            `block_eigenvalues` of all layers would need another sweep for.
         generator: Source of randomness, required where not everything is exact.
 
     Returns:
@@ -183,10 +187,22 @@ def block_curvature(
             blocks = held[key]
             return blocks if estimate else _without_estimates(blocks, sweeper.plan.reasons)
         wanted |= held[key].parts if key in held else frozenset()
-    blocks = _measured(sweeper, wanted, all_columns, probes if estimate else 0, generator)
+    kept = _columns(sweeper) if keep_columns else None
+    blocks = _measured(sweeper, wanted, all_columns, probes if estimate else 0, kept, generator)
     complete = not blocks.missing and all(block.exact for block in blocks.values())
     held[_EXACT if complete else (drawn if estimate else swept)] = blocks
     return blocks
+
+
+def _columns(sweeper: Sweeper) -> Columns | None:
+    """Where to keep the columns of all layers, None if they do not fit together."""
+    plan = sweeper.plan
+    moved = [name for name in plan.layers if name in plan.sites or name not in plan.exact]
+    groups, rest = groups_of(sweeper, moved)
+    if rest or len(groups) != 1:
+        return None
+    columns = left_behind(sweeper)[tuple(groups[0])] = Columns(groups[0])
+    return columns
 
 
 def _without_estimates(blocks: Blocks, reasons: Mapping[str, str]) -> Blocks:
@@ -200,6 +216,7 @@ def _measured(
     wanted: frozenset[str],
     all_columns: bool,
     probes: int,
+    columns: Columns | None,
     generator: Generator | None,
 ) -> Blocks:
     """Sweep what is exact; estimate the rest, if with any probes."""
@@ -212,7 +229,9 @@ def _measured(
     if plan.exact:
         names = frozenset(plan.exact)
         mixing = None if sources is None else sources("mixtures")
-        swept, shares, left_out = _swept(sweeper, names, wanted, scales, all_columns, mixing)
+        swept, shares, left_out = _swept(
+            sweeper, names, wanted, scales, columns, all_columns, mixing
+        )
         decay = surface.weight_decay
         for name in names:
             weight, layer = wide(values[name]), plan.layers.get(name)
@@ -251,17 +270,22 @@ def _swept(
     names: frozenset[str],
     wanted: frozenset[str],
     scales: Mapping[str, Tensor],
+    columns: Columns | None,
     all_columns: bool,
     generator: Generator | None,
 ) -> tuple[dict[str, Tally], Tensor, int]:
     """Sweep all data; what every parameter gathered, and the samples' shares in the count."""
     tallies = {name: Tally() for name in names}
     shares, left_out = [], 0
+    if columns is not None:
+        wanted |= {"columns"}
     for chunk in sweeper.passes(
         names, wanted, all_columns=all_columns, generator=generator, scales=scales
     ):
         for column in chunk.columns:
             chunk.pass_back(column)
+        if columns is not None:
+            columns.add(chunk)
         parts, mixtures = collect(chunk.taps), []
         for column in chunk.mixtures:
             chunk.pass_back(column)

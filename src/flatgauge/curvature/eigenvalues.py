@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Generator, Tensor
 
-from flatgauge.curvature.factors import Kept, KeptColumns, LayerBlock, SubBlock, keeps_gradients
-from flatgauge.curvature.layer_taps import LayerTap
+from flatgauge.curvature.columns import columns_of, groups_of
+from flatgauge.curvature.factors import LayerBlock, SubBlock
+from flatgauge.curvature.leading import leading_pair
 from flatgauge.curvature.operator import Operator
 from flatgauge.curvature.summary import spread
-from flatgauge.curvature.sweep import MOST_COLUMNS, Sweeper, sweeper_of
-from flatgauge.estimators import top_eigenvalues
+from flatgauge.curvature.sweep import sweeper_of
 from flatgauge.estimators.eigen import Eigenpairs
 from flatgauge.surface import LossSurface
-
-#: What share of the memory budget columns may take.
-_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -72,7 +68,7 @@ def block_eigenvalues(
     found: dict[str, TopEigenvalue] = {}
 
     def solve(name: str, operator: Operator) -> None:
-        pairs = top_eigenvalues(
+        pairs = leading_pair(
             operator, tolerance=tolerance, max_matvecs=max_matvecs, generator=generator
         )
         found[name] = _finished(pairs, operator)
@@ -80,57 +76,13 @@ def block_eigenvalues(
     for name in names:
         if name in sweeper.plan.exact and name not in sweeper.plan.sites:
             found[name] = _flat(surface)
-    groups, rest = _grouped(sweeper, [name for name in names if name not in found])
+    groups, rest = groups_of(sweeper, [name for name in names if name not in found])
     for group in groups:
-        for name, block in _blocks(sweeper, group):
+        for name, block in columns_of(sweeper, group).blocks(sweeper):
             solve(name, block)
     for name in rest:
         solve(name, SubBlock(surface, (name,)))
     return {name: found[name] for name in names}
-
-
-def _grouped(sweeper: Sweeper, names: Sequence[str]) -> tuple[list[list[str]], list[str]]:
-    """Layers that are swept together, and those that cannot be swept."""
-    surface, plan = sweeper.surface, sweeper.plan
-    room = _SHARE * surface.memory
-    columns = plan.outputs_per_sample()
-    groups: list[list[str]] = [[]]
-    rest, used = [], 0.0
-    for name in reversed(list(names)):
-        layer = plan.layers[name]
-        outputs = plan.numbers(layer.node)
-        weights = math.prod(layer.shape)
-        each = columns * outputs + plan.numbers(layer.input)
-        if keeps_gradients(layer, outputs):
-            each = columns * weights
-        needed = each * surface.dtype.itemsize * surface.samples
-        if name not in plan.exact or columns > MOST_COLUMNS + 1 or needed > room:
-            rest.append(name)
-            continue
-        if used + needed > room:
-            groups.append([])
-            used = 0.0
-        groups[-1].append(name)
-        used += needed
-    return [group for group in groups if group], rest
-
-
-def _blocks(sweeper: Sweeper, names: Sequence[str]) -> Iterator[tuple[str, LayerBlock]]:
-    """Sweep once and keep what the blocks of some layers are made of."""
-    kept: dict[str, list[Kept]] = {name: [] for name in names}
-    counts = []
-    wanted = frozenset({"columns"})
-    passes = sweeper.passes(frozenset(names), wanted, all_columns=True, generator=None)
-    for chunk in passes:
-        for column in chunk.columns:
-            chunk.pass_back(column)
-        for tap in chunk.taps:
-            if isinstance(tap, LayerTap) and isinstance(tap.gather, KeptColumns):
-                kept[tap.layer.name].append(tap.gather.kept())
-        counts.append(chunk.shares)
-    for name in names:
-        layer, parts = sweeper.plan.layers[name], kept.pop(name)
-        yield name, LayerBlock(layer, parts, torch.cat(counts), sweeper.surface)
 
 
 def _flat(surface: LossSurface) -> TopEigenvalue:

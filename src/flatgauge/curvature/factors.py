@@ -7,15 +7,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flatgauge.curvature.gathers import Gather, Positions
+from flatgauge.curvature.gathers import Positions
 from flatgauge.curvature.operator import Operator
 from flatgauge.curvature.summary import as_shares
-from flatgauge.curvature.taps import Chunk, Parts
+from flatgauge.curvature.taps import Chunk
 from flatgauge.layers import Layer
-from flatgauge.surface import LossSurface
+from flatgauge.surface import FEWEST, PART, LossSurface
 
 
-class KeptColumns(Gather):
+class KeptColumns:
     """Keeps a layer's inputs and the columns at its output, or the gradients they make.
 
     Gradients are kept where that takes no more memory: products with them are far cheaper.
@@ -24,33 +24,22 @@ class KeptColumns(Gather):
         chunk: The chunk that is swept.
         layer: The layer.
         weight: Its weight.
-        activations: How many numbers go in and come out for one sample.
     """
 
-    def __init__(self, chunk: Chunk, layer: Layer, weight: Tensor, activations: int) -> None:
-        super().__init__(chunk, layer, weight, activations)
+    def __init__(self, chunk: Chunk, layer: Layer, weight: Tensor) -> None:
+        self._chunk, self._layer, self._weight = chunk, layer, weight
         self._columns: list[Tensor] = []
         self._factors: list[Tensor] = []
-        self._weight = weight
 
     def open(self, inputs: Tensor, outputs: Tensor) -> None:
-        """Keep the inputs."""
+        """Take what goes in and what comes out, without bias (n, folds, ...)."""
         self._inputs, self._outputs = inputs, outputs
-        self._size = outputs[0].numel()
 
     def hear(self, column: Tensor) -> None:
-        """Keep the column."""
+        """Keep a column at the output (n, folds, ...)."""
         self._columns.append(column)
-        factor = self.chunk.factor
+        factor = self._chunk.factor
         self._factors.append(column.new_ones(len(column)) if factor is None else factor)
-
-    def take(self) -> Parts:
-        """Nothing: what is kept is asked for by `kept`."""
-        return Parts()
-
-    def diagonal(self) -> Tensor | None:
-        """Nothing."""
-        return None
 
     def kept(self) -> Kept:
         """What was kept of this chunk."""
@@ -59,11 +48,11 @@ class KeptColumns(Gather):
             self._factors.append(self._outputs.new_zeros(len(self._outputs)))
         columns = torch.stack(self._columns, dim=1)  # (n, c, folds, ...)
         factors = torch.stack(self._factors, dim=1)
-        if keeps_gradients(self.layer, self._size):
-            gradients = Positions(self.chunk, self.layer, self._weight, 0)
+        if keeps_gradients(self._layer, self._outputs[0].numel()):
+            gradients = Positions(self._chunk, self._layer, self._weight, 0)
             gradients.see(self._inputs)
             found = gradients.gradients(columns).transpose(1, 2)  # (n, c, groups, ...)
-            return Kept(None, self.layer.original(found).flatten(2), factors)
+            return Kept(None, self._layer.original(found).flatten(2), factors)
         return Kept(self._inputs, columns, factors)
 
 
@@ -80,6 +69,11 @@ class Kept:
     inputs: Tensor | None
     columns: Tensor
     factors: Tensor
+
+    def first(self, samples: int) -> Kept:
+        """What was kept of the first samples."""
+        inputs = None if self.inputs is None else self.inputs[:samples]
+        return Kept(inputs, self.columns[:samples], self.factors[:samples])
 
 
 def keeps_gradients(layer: Layer, outputs: int) -> bool:
@@ -113,12 +107,25 @@ class LayerBlock(Operator):
         size = torch.Size(layer.shape).numel()
         super().__init__(size, surface.dtype, surface.device)
         self._layer, self._kept, self._counts = layer, kept, counts
-        self._decay = surface.weight_decay
+        self._surface, self._decay = surface, surface.weight_decay
 
     def __matmul__(self, vectors: Tensor) -> Tensor:
         columns = vectors.reshape(self.shape[0], -1).T
         products = torch.stack([self._product(column) for column in columns], dim=1)
         return products.reshape(vectors.shape) / float(self._counts.sum()) + self._decay * vectors
+
+    def part(self) -> LayerBlock | None:
+        """The block of the loss on a part of the samples."""
+        samples = len(self._counts) // PART
+        if samples < FEWEST or not self._counts[:samples].any():
+            return None
+        kept: list[Kept] = []
+        left = samples
+        for chunk in self._kept:
+            if left > 0:
+                kept.append(chunk.first(left))
+                left -= len(chunk.columns)
+        return LayerBlock(self._layer, kept, self._counts[:samples], self._surface)
 
     def shares(self, vector: Tensor) -> Tensor:
         """Every sample's share in vᵀ H v of a unit vector (N,): their mean is the form."""

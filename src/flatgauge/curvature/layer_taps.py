@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from flatgauge.curvature.factors import KeptColumns
 from flatgauge.curvature.gathers import Gather, Rows
 from flatgauge.curvature.taps import Chunk, Parts, Tap, VectorGather
 from flatgauge.graph import SampleAxis, arguments_of, op_name
@@ -21,6 +22,7 @@ class LayerTap(Tap):
         axes: Where in input and output the samples lie.
         bias: Its bias, None if it is not to be gathered.
         gather: What gathers the weight's curvature, None if it is not to be gathered.
+        keeper: What keeps the columns, None if they are not to be kept.
     """
 
     def __init__(
@@ -30,6 +32,7 @@ class LayerTap(Tap):
         axes: tuple[SampleAxis, SampleAxis],
         bias: Tensor | None,
         gather: Gather | None,
+        keeper: KeptColumns | None,
     ) -> None:
         super().__init__(chunk, layer.node, axes[1])
         self.layer = layer
@@ -37,7 +40,7 @@ class LayerTap(Tap):
         self._biases = None
         if bias is not None and layer.bias is not None:
             self._biases = VectorGather(chunk, layer.bias, bias)
-        self.gather = gather
+        self.gather, self.keeper = gather, keeper
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Tensor:
         """Compute the contraction."""
@@ -48,11 +51,13 @@ class LayerTap(Tap):
             activation.register_hook(self._hear_back)
             given[self.layer.position] = activation
         output = self.node.target(*given, **keywords)  # type: ignore[operator]
-        if self.gather is not None:
-            self.gather.open(
-                self._input_axis.first(activation.detach(), self.chunk.samples),
-                self.first(output.detach() - self._added(given)),
-            )
+        if self.gather is not None or self.keeper is not None:
+            inputs = self._input_axis.first(activation.detach(), self.chunk.samples)
+            outputs = self.first(output.detach() - self._added(given))
+            if self.gather is not None:
+                self.gather.open(inputs, outputs)
+            if self.keeper is not None:
+                self.keeper.open(inputs, outputs)
         return self.heard(output, self._hear)
 
     def take(self) -> dict[str, Parts]:
@@ -94,6 +99,8 @@ class LayerTap(Tap):
             self._biases.add(column.movedim(units, 1).flatten(2).sum(2))
         if self.gather is not None:
             self.gather.hear(column)
+        if self.keeper is not None:
+            self.keeper.hear(column)
 
     def _hear_back(self, column: Tensor) -> None:
         """The same column, passed on to the layer's input."""

@@ -127,8 +127,12 @@ class Plan:
             axes = self._axis(layer.input), self._axis(node)
             bias = values[layer.bias] if layer.bias in sites else None
             gathered = layer.name in sites
-            gather = self._gather(chunk, layer, values[layer.name]) if gathered else None
-            return LayerTap(chunk, layer, axes, bias, gather)
+            gather = keeper = None
+            if gathered and chunk.wanted - {"columns"}:
+                gather = self._gather(chunk, layer, values[layer.name])
+            if gathered and "columns" in chunk.wanted:
+                keeper = KeptColumns(chunk, layer, values[layer.name])
+            return LayerTap(chunk, layer, axes, bias, gather, keeper)
         if roles == {"norm"}:
             return self._batch_norm(chunk, node, list(sites))
         found = {n: self.graph.sample_axis(n) for n in node.all_input_nodes}
@@ -187,8 +191,6 @@ class Plan:
 
     def _gather(self, chunk: Chunk, layer: Layer, weight: Tensor) -> Gather:
         """What gathers a layer's curvature."""
-        if "columns" in chunk.wanted:
-            return KeptColumns(chunk, layer, weight, 0)
         kind = Positions if self._many_positions(layer) else Rows
         return kind(chunk, layer, weight, self.numbers(layer.input) + self.numbers(layer.node))
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from torch import Generator
 
-from flatgauge.estimators import Estimate, top_eigenvalues
+from flatgauge.curvature.leading import leading_pair
+from flatgauge.estimators import Estimate
 from flatgauge.estimators.eigen import Eigenpairs
 from flatgauge.estimators.power import power_method
 from flatgauge.estimators.probes import digest
@@ -76,7 +77,7 @@ def top_pair(chart: Chart, tolerance: float, max_matvecs: int, generator: Genera
     key = ("top eigenvalue", chart.key, tolerance, max_matvecs, digest(generator))
     return chart.surface.recall(
         key,
-        lambda: top_eigenvalues(
+        lambda: leading_pair(
             chart.curvature(),
             tolerance=tolerance,
             max_matvecs=max_matvecs,

@@ -1,0 +1,106 @@
+"""Columns of layers, kept from one sweep: what their blocks are made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from flatgauge.curvature.factors import Kept, LayerBlock, keeps_gradients
+from flatgauge.curvature.layer_taps import LayerTap
+from flatgauge.curvature.sweep import MOST_COLUMNS, Pass, Sweeper
+
+#: What share of the memory budget columns may take.
+_SHARE = 0.5
+
+
+class Columns:
+    """What was kept of some layers.
+
+    Args:
+        names: The layers.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._kept: dict[str, list[Kept]] = {name: [] for name in names}
+        self._counts: list[Tensor] = []
+
+    def add(self, chunk: Pass) -> None:
+        """Keep what a chunk's taps have heard."""
+        for tap in chunk.taps:
+            if isinstance(tap, LayerTap) and tap.keeper and tap.layer.name in self._kept:
+                self._kept[tap.layer.name].append(tap.keeper.kept())
+        self._counts.append(chunk.shares)
+
+    def blocks(self, sweeper: Sweeper) -> Iterator[tuple[str, LayerBlock]]:
+        """The blocks, one after the other; each is let go before the next."""
+        counts = torch.cat(self._counts)
+        for name in list(self._kept):
+            kept = self._kept.pop(name)
+            yield name, LayerBlock(sweeper.plan.layers[name], kept, counts, sweeper.surface)
+
+
+def columns_of(sweeper: Sweeper, names: Sequence[str]) -> Columns:
+    """The columns of some layers: those that a sweep has left here, or by a sweep of their own.
+
+    Args:
+        sweeper: The sweeper.
+        names: The layers, as `groups_of` gives them.
+
+    Returns:
+        The columns.
+    """
+    left = left_behind(sweeper).pop(tuple(names), None)
+    if left is not None:
+        return left
+    columns = Columns(names)
+    passes = sweeper.passes(
+        frozenset(names), frozenset({"columns"}), all_columns=True, generator=None
+    )
+    for chunk in passes:
+        for column in chunk.columns:
+            chunk.pass_back(column)
+        columns.add(chunk)
+    return columns
+
+
+def left_behind(sweeper: Sweeper) -> dict[tuple[str, ...], Columns]:
+    """Columns that a sweep has kept beside its other work, to be taken by whoever needs them."""
+    return sweeper.surface.recall("columns", dict)
+
+
+def groups_of(sweeper: Sweeper, names: Sequence[str]) -> tuple[list[list[str]], list[str]]:
+    """Which layers' columns are kept together.
+
+    Args:
+        sweeper: The sweeper.
+        names: The layers.
+
+    Returns:
+        Groups that fit the memory budget, one after the other, and the layers that cannot be swept
+        or do not fit.
+    """
+    surface, plan = sweeper.surface, sweeper.plan
+    room = _SHARE * surface.memory
+    columns = plan.outputs_per_sample()
+    groups: list[list[str]] = [[]]
+    rest, used = [], 0.0
+    for name in reversed(list(names)):
+        layer = plan.layers[name]
+        outputs = plan.numbers(layer.node)
+        weights = math.prod(layer.shape)
+        each = columns * outputs + plan.numbers(layer.input)
+        if keeps_gradients(layer, outputs):
+            each = columns * weights
+        needed = each * surface.dtype.itemsize * surface.samples
+        if name not in plan.exact or columns > MOST_COLUMNS + 1 or needed > room:
+            rest.append(name)
+            continue
+        if used + needed > room:
+            groups.append([])
+            used = 0.0
+        groups[-1].append(name)
+        used += needed
+    return [group for group in groups if group], rest
