@@ -10,6 +10,10 @@ from typing import Any
 from torch import Tensor
 
 
+#: An error below this part of the value is not shown: nobody reads that many digits.
+_UNSEEN = 1e-7
+
+
 @dataclass(frozen=True)
 class Estimate:
     """A measured number, how far it may be off, and what it cost.
@@ -58,7 +62,7 @@ class Estimate:
         return self.stderr + (self.bound or 0.0)
 
     def __str__(self) -> str:
-        if not self.error > 0:
+        if not self.error > _UNSEEN * abs(self.value):
             return f"{self.value:.6g}"
         return with_error(self.value, self.error)
 
