@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -269,7 +270,7 @@ def test_demo_shows_that_the_function_is_the_same_and_the_numbers_are_not():
         else:
             assert abs(math.log10(ratio)) > 0.3
     assert "64 independent scales, moving 5 tensors" in done.stdout
-    assert done.stdout.rstrip().endswith("passed: all 21 claims hold")
+    assert re.search(r"passed: all \d+ claims hold$", done.stdout.rstrip())
 
 
 # -- certify ----------------------------------------------------------------------------------
@@ -296,7 +297,7 @@ def test_certify_prints_the_table_and_passes(certifiable):
     assert done.returncode == 0, done.stderr
     assert "8 independent scales, 50 samples, float32, 1 move of each kind" in done.stdout
     assert "nodewise: powers of two changed outputs by 0" in done.stdout
-    assert "passed: all 21 claims hold" in done.stdout
+    assert re.search(r"passed: all \d+ claims hold", done.stdout)
 
 
 def test_certify_exits_with_one_where_a_claim_fails(certifiable, tmp_path):
@@ -318,7 +319,8 @@ def size(surface):
     options = ("--data", "digits", "--limit", "20", "--trials", "1")
     done = flatgauge("certify", certifiable, *options)
     assert done.returncode == 1
-    assert "FAILED: 1 of 22 claims do not hold: size under nodewise" in done.stdout
+    told = r"FAILED: 1 of \d+ claims do not hold: size under nodewise"
+    assert re.search(told, done.stdout)
     as_json = flatgauge("certify", certifiable, *options, "--json")
     assert as_json.returncode == 1
     contents = json.loads(as_json.stdout)

@@ -319,7 +319,11 @@ def zeroed(layer: int) -> nn.Sequential:
 )
 def test_degenerate_networks_give_finite_numbers(model):
     report = fg.measure(LossSurface(model, "cross_entropy", (X, Y)))
-    assert all(math.isfinite(estimate.value) for estimate in report.values())
+    for name, estimate in report.items():
+        if model[-1].weight.any() or "normalized_sharpness" not in name:
+            assert math.isfinite(estimate.value)
+        else:  # Outputs of zero have no normalized loss, and that is said.
+            assert "the logits of every sample are constant" in estimate.notes[0]
 
 
 def test_a_linear_loss_has_no_curvature():

@@ -79,7 +79,7 @@ def test_progress_is_told_before_each_measure():
         (
             {"hessian_trace": {"seed": 3}},
             ValueError,
-            "has no option 'seed'; its options are method, probes",
+            "has no option 'seed'; its options are parameters, method",
         ),
     ],
 )

@@ -14,7 +14,7 @@ from torch import Generator, nn
 import flatgauge as fg
 from flatgauge import LossSurface
 from flatgauge.curvature import blocks as blocks_module
-from flatgauge.curvature import eigenvalues, sweep
+from flatgauge.curvature import columns, eigenvalues, sweep
 from flatgauge.curvature.blocks import block_curvature
 from flatgauge.curvature.eigenvalues import block_eigenvalues
 from flatgauge.graph import UnsupportedGraphError
@@ -246,15 +246,15 @@ def test_eigenvalues_within_a_memory_budget(monkeypatch):
     options = {"tolerance": 1e-9, "max_matvecs": 300}
     free = block_eigenvalues(case.surface(), layers, **options, generator=seeded())
     groups = []
-    grouped = eigenvalues._grouped
+    grouped = eigenvalues.groups_of
 
     def watch(sweeper, names):
         groups.append(grouped(sweeper, names))
         return groups[-1]
 
-    monkeypatch.setattr(eigenvalues, "_grouped", watch)
+    monkeypatch.setattr(eigenvalues, "groups_of", watch)
     for share, parts in ((1e-5, 2), (1e-9, 0)):
-        monkeypatch.setattr(eigenvalues, "_SHARE", share)
+        monkeypatch.setattr(columns, "_SHARE", share)
         surface = case.surface(memory="1GiB")
         tight = block_eigenvalues(surface, layers, **options, generator=seeded())
         assert len(groups[-1][0]) == parts

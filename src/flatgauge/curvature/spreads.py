@@ -75,7 +75,7 @@ def input_spreads(sweeper: Sweeper) -> dict[str, Tensor]:
 def _read(sweeper: Sweeper, moments: dict[str, Moments]) -> None:
     """Run all data through the graph, listening at the layers' inputs."""
     surface = sweeper.surface
-    with isolated(surface.model, surface.device), torch.no_grad():
+    with isolated(surface.model, surface.device):
         for batch in surface.objective.chunks(sweeper.chunk):
             kept = sweeper.counts_of(batch).nonzero()[:, 0].tolist()
             batch = batch if len(kept) == batch.samples else batch.rows(kept)
@@ -86,7 +86,8 @@ def _read(sweeper: Sweeper, moments: dict[str, Moments]) -> None:
                 if name in moments
             }
             inputs = sweeper.inputs_of(batch)
-            plan.graph.run(surface.subject.state, inputs, listeners, plan.logits)
+            with torch.no_grad():
+                plan.graph.run(surface.subject.state, inputs, listeners, plan.logits)
 
 
 def _listener(layer: Layer, moments: Moments) -> Callable[..., Any]:

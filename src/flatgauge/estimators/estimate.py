@@ -9,7 +9,6 @@ from typing import Any
 
 from torch import Tensor
 
-
 #: An error below this part of the value is not shown: nobody reads that many digits.
 _UNSEEN = 1e-7
 
