@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -57,18 +56,6 @@ class Batches:
     def stored(self) -> bool:
         """Whether the data are held in memory."""
         return self._stored is not None
-
-    def first(self, samples: int) -> Batches | None:
-        """The first samples alone; None where the data are not in memory or cannot be split."""
-        if self._stored is None or not all(batch.splittable for batch in self._stored):
-            return None
-        other = copy.copy(self)
-        other.notes, other._stored = [], []
-        for batch in self._stored:
-            taken = min(samples - other.samples, batch.samples)
-            if taken > 0:
-                other._stored.append(batch.rows(slice(taken)))
-        return other
 
     def chunks(self, size: int) -> Iterator[Batch]:
         """Visit all samples, about `size` at a time, always in the same order.

@@ -148,10 +148,10 @@ def _rows(
     moved: dict[tuple[str, bool], list[Outcome]],
 ) -> Iterator[Row]:
     """One row for every measure and group."""
-    for item, _ in wanted:
+    for item, options in wanted:
         value = retrial.before[item.name].value
         for group in GROUPS:
-            row = Row(item.name, group, group in item.invariant_to, value)
+            row = Row(item.name, group, group in item.claims(options), value)
             exact, other = moved.get((group, True), []), moved.get((group, False), [])
             absent = rewritings.absent.get(group)
             if group == "output_shift" and max((o.loss for o in other), default=0.0) > MOVED:

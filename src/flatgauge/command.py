@@ -144,8 +144,9 @@ def read_certified(words: list[str], *, every: bool) -> dict[str, dict[str, Any]
 
 def _value(text: str) -> Any:
     """A number, None, or the text itself."""
+    known = {"none": "None", "null": "None", "true": "True", "false": "False"}
     try:
-        return ast.literal_eval(text)
+        return ast.literal_eval(known.get(text.lower(), text))
     except (ValueError, SyntaxError):
         return text
 

@@ -42,6 +42,7 @@ def cell(
         The estimate.
 
     Raises:
+        TypeError: If `surface` is no surface.
         ValueError: If there is no such geometry or functional, or an option is out of range.
 
     Example:
@@ -52,6 +53,11 @@ def cell(
         24.0
         24.0
     """
+    if not isinstance(surface, LossSurface):
+        raise TypeError(
+            f"`cell` measures a LossSurface, but got a {type(surface).__name__}; make one with "
+            "LossSurface(model, loss, data)."
+        )
     if functional not in FUNCTIONALS:
         raise ValueError(
             f"there is no functional {functional!r}; the functionals are {', '.join(FUNCTIONALS)}."

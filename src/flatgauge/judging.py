@@ -16,8 +16,9 @@ MOVED = 1e-3
 #: What arbitrary factors and reordered sums may change in single and in double precision.
 SINGLE, DOUBLE = 1e-5, 1e-10
 
-#: How many of its own standard errors a random estimate may move.
-_ERRORS = 5.0
+#: How many of its own standard errors a random estimate may move; where that is more than the
+#: estimate itself, standing still shows nothing.
+_ERRORS, _MOST = 5.0, 1.0
 
 #: How well a search from random starts finds its maximum again when the units change places.
 _SEARCH = 0.05
@@ -66,6 +67,9 @@ def judge(row: Row, retrial: Retrial, exact: list[Outcome], other: list[Outcome]
     furthest = max(estimates, key=lambda e: relative(before.value, e.value))
     moved = relative(before.value, furthest.value) > MOVED
     verdict = ("holds" if held else "FAILS") if row.claimed else ("moves" if moved else "still")
+    if verdict == "holds" and any(change > 0 and limit > _MOST for change, limit in (bits, loose)):
+        verdict = "unproven"
+        row = replace(row, note="its own error is larger than the value: nothing is shown")
     row = replace(row, verdict=verdict, after=furthest.value)
     if not exact:
         return replace(row, change=loose[0], allowed=loose[1])

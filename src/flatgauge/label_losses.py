@@ -59,7 +59,7 @@ def cross_entropy(
     def curvature(logits: Tensor, target: Tensor) -> Softmax:
         return _softmax_curvature(logits, target, weight, ignore_index, label_smoothing)
 
-    return Loss("cross_entropy", total, count, check, curvature=curvature)
+    return Loss("cross_entropy", total, count, check, curvature=curvature, ignored=ignore_index)
 
 
 def nll(*, weight: Tensor | None = None, ignore_index: int = IGNORED, second: bool = False) -> Loss:
@@ -82,14 +82,22 @@ def nll(*, weight: Tensor | None = None, ignore_index: int = IGNORED, second: bo
     def curvature(logits: Tensor, target: Tensor) -> Softmax:
         return _softmax_curvature(logits, target, weight, ignore_index, 0.0)
 
-    return Loss("nll", total, count, check, curvature=curvature, after="log_softmax")
+    return Loss(
+        *("nll", total, count, check),
+        curvature=curvature,
+        after="log_softmax",
+        ignored=ignore_index,
+    )
 
 
-def normalized_cross_entropy() -> Loss:
+def normalized_cross_entropy(ignored: int = IGNORED) -> Loss:
     """Cross-entropy of logits divided by their standard deviation over the classes.
 
     Equation (20) to (22) of Tsuzuku et al. 2019: neither scaling nor shifting the outputs
     changes it. A sample with constant logits has none.
+
+    Args:
+        ignored: The label that is left out.
 
     Returns:
         The loss.
@@ -102,7 +110,8 @@ def normalized_cross_entropy() -> Loss:
         # Constant logits are replaced before they are divided by zero, not after.
         safe = torch.arange(logits.shape[1], device=logits.device).to(logits)
         logits = torch.where(kept[:, None], logits, safe)
-        labels = target.long().where(kept, IGNORED)
+        labels = target.long()
+        labels = labels.where(kept & (labels != ignored), IGNORED)
         spread = logits.std(dim=1, correction=0, keepdim=True)
         return F.cross_entropy(logits / spread, labels, ignore_index=IGNORED, reduction="sum")
 
@@ -117,10 +126,10 @@ def normalized_cross_entropy() -> Loss:
                 f"but the outputs have shape {tuple(logits.shape)} and the targets are {kind}"
                 f"{shape}; pass `surrogate=None` to measure the surface's own loss."
             )
-        _check_labels(name, logits, target, IGNORED)
+        _check_labels(name, logits, target, ignored)
 
     def count(target: Tensor) -> float:
-        return _label_count(target, None, IGNORED)
+        return _label_count(target, None, ignored)
 
     def defined(logits: Tensor) -> Tensor:
         return (logits != logits[:, :1]).any(dim=1)

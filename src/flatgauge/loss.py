@@ -28,6 +28,7 @@ class Loss:
             nothing to the total, and are not to be counted.
         size: Of the terms that the second derivatives by every sample's outputs are sums of, where
             these may cancel altogether.
+        ignored: The label that is left out, where there is one.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Loss:
     after: str | None = None
     defined: Callable[[Tensor], Tensor] | None = None
     size: Callable[[Tensor], Tensor] | None = None
+    ignored: int | None = None
 
 
 def prediction(output: Any) -> Tensor:

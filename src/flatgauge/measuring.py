@@ -73,6 +73,8 @@ def measure(
             f"`surface` is a {type(surface).__name__}; make one with "
             "LossSurface(model, loss, data)."
         )
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
+        raise ValueError(f"`seed={seed!r}` must be a whole number from 0 to 2**32 - 1.")
     if gauge not in (None, "balanced"):
         raise ValueError(
             f"`gauge={gauge!r}` is unknown; use 'balanced', or None for the model as it is."
@@ -205,17 +207,36 @@ def wanted_of(
         raise TypeError(f"`measures={measures!r}` is one string; pass a list: [{measures!r}].")
     if measures is None:
         measures = [item.name for item in registry]
-    named = measures if isinstance(measures, Mapping) else {name: {} for name in measures}
+    if not isinstance(measures, Iterable):
+        raise TypeError(f"`measures={measures!r}` must be a list of names, or None for all.")
+    named = list(measures.items() if isinstance(measures, Mapping) else ((n, {}) for n in measures))
     if not named:
         raise ValueError("`measures` is empty; name at least one, or pass None for all.")
-    wanted = []
-    for name, options in named.items():
-        item = registry[name if name.startswith(prefix) else prefix + name]
+    wanted: list[tuple[Measure, dict[str, Any]]] = []
+    for name, options in named:
+        item = registry[name if not prefix or str(name).startswith(prefix) else prefix + name]
+        if not isinstance(options, Mapping):
+            raise TypeError(f"the options of `{name}` are {options!r}; pass a dict, or {{}}.")
         unknown = sorted(set(options) - set(item.options))
         if unknown:
             raise ValueError(
                 f"`{name}` has no option {', '.join(map(repr, unknown))}; its options are "
                 f"{', '.join(item.options)}."
             )
+        for key, value in options.items():
+            _check_kind(name, key, value, item.options[key])
+        if any(item.name == other.name for other, _ in wanted):
+            raise ValueError(f"`{item.name}` is asked for twice; a report has one number of each.")
         wanted.append((item, dict(options)))
     return wanted
+
+
+def _check_kind(name: str, key: str, value: Any, default: Any) -> None:
+    """Refuse an option of another kind than its default: a text for a number, half a step."""
+    kinds = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+    kind = type(default)
+    fits = isinstance(value, kind) or (kind is float and isinstance(value, int))
+    fits &= kind is bool or not isinstance(value, bool)
+    fits |= value is None and key == "surrogate"
+    if kind in kinds and not fits:
+        raise ValueError(f"`{name}` needs {kinds[kind]} as `{key}`, but got {value!r}.")

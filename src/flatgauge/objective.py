@@ -143,24 +143,6 @@ class Objective:
         other._count_all()
         return other
 
-    def on(self, subject: Subject, batches: Batches) -> Objective:
-        """The same loss on other data.
-
-        Args:
-            subject: The same model.
-            batches: The data.
-
-        Returns:
-            The objective.
-
-        Raises:
-            ValueError: If no label counts.
-        """
-        other = copy.copy(self)
-        other._subject, other._batches, other.listener = subject, batches, None
-        other._count_all()
-        return other
-
     def forget_costs(self) -> None:
         """Measure anew what graphs take: the precision has changed."""
         self._bytes = None

@@ -101,6 +101,7 @@ def feature_robustness(
         Changes and bounds, by matrix.
 
     Raises:
+        TypeError: If `surface` is no surface.
         ValueError: If the layer or the kind of matrices is unknown, matrices do not fit, an option
             is out of range, or the generator is missing.
         UnsupportedGraphError: If the model cannot be read as a graph.
@@ -116,6 +117,11 @@ def feature_robustness(
         >>> found.mean, found.first_order.item(), round(found.bounds.item(), 6)  # 11² − 5²
         (96.0, 60.0, 36.0)
     """
+    if not isinstance(surface, LossSurface):
+        raise TypeError(
+            f"`feature_robustness` measures a LossSurface, but got a {type(surface).__name__}; "
+            "make one with LossSurface(model, loss, data)."
+        )
     if generator is None:
         raise ValueError(
             "`feature_robustness(surface, layer)` draws matrices, and a vector to start the search "

@@ -31,9 +31,6 @@ from flatgauge.second_order import SecondOrder
 from flatgauge.subject import Subject, computed
 
 Point = Tensor | Mapping[str, Tensor]
-
-#: A part of the samples is one in so many, and no fewer than these.
-PART, FEWEST = 8, 32
 T = TypeVar("T")
 
 
@@ -412,48 +409,27 @@ class LossSurface:
         """
 
         def make() -> LossSurface:
-            subject = Subject(self.model, self.dtype)
-            # This surface may hold graphs as well.
-            other = self._beside(self._objective.under(subject, loss), subject, self.memory // 2)
+            other = type(self).__new__(type(self))
+            other.__dict__.update(self.__dict__)
             other._loss, other._origin, other.weight_decay = loss, self, 0.0
+            other._subject = Subject(self.model, self.dtype)
+            if other._subject.names != self.names:
+                raise ValueError(
+                    "parameters were frozen or set free since the surface was made; make a new "
+                    "LossSurface(model, loss, data)."
+                )
+            other._objective = self._objective.under(other._subject, loss)
+            other.memory = self.memory // 2  # This surface may hold graphs as well.
+            other._second_order = SecondOrder(
+                other._subject, other._objective, self._layout, other.memory, self._products
+            )
+            other._chunk, other.matvecs = self.most_samples, 0
+            other._value = other._gradient = None
+            other._recalled, other._lasting = {}, {}
             return other
 
         other = self.recall(("under", loss.name), make, lasting=True)
         other._objective.listener = self._objective.listener
-        return other
-
-    def part(self) -> LossSurface | None:
-        """The same loss on a part of the samples, for rough first guesses; made once.
-
-        Returns:
-            The surface of the first eighth; None where there are few samples, or they are not in
-            memory.
-        """
-
-        def make() -> LossSurface | None:
-            batches = self._batches.first(self.samples // PART)
-            if batches is None or batches.samples < FEWEST:
-                return None
-            subject = Subject(self.model, self.dtype)
-            try:
-                objective = self._objective.on(subject, batches)
-            except ValueError:  # None of these labels counts.
-                return None
-            other = self._beside(objective, subject, self.memory // PART)
-            other._batches = batches
-            return other
-
-        return self.recall("part", make, lasting=True)
-
-    def _beside(self, objective: Objective, subject: Subject, memory: int) -> LossSurface:
-        """A surface of the same model that computes, keeps and forgets by itself."""
-        other = type(self).__new__(type(self))
-        other.__dict__.update(self.__dict__)
-        other._subject, other._objective, other.memory = subject, objective, memory
-        other._second_order = SecondOrder(subject, objective, self._layout, memory, self._products)
-        other._chunk, other.matvecs = self.most_samples, 0
-        other._value = other._gradient = other._origin = None
-        other._recalled, other._lasting = {}, {}
         return other
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LossSurface:

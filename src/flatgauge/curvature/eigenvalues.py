@@ -10,10 +10,10 @@ from torch import Generator, Tensor
 
 from flatgauge.curvature.columns import columns_of, groups_of
 from flatgauge.curvature.factors import LayerBlock, SubBlock
-from flatgauge.curvature.leading import leading_pair
 from flatgauge.curvature.operator import Operator
 from flatgauge.curvature.summary import spread
 from flatgauge.curvature.sweep import sweeper_of
+from flatgauge.estimators import top_eigenvalues
 from flatgauge.estimators.eigen import Eigenpairs
 from flatgauge.surface import LossSurface
 
@@ -68,7 +68,7 @@ def block_eigenvalues(
     found: dict[str, TopEigenvalue] = {}
 
     def solve(name: str, operator: Operator) -> None:
-        pairs = leading_pair(
+        pairs = top_eigenvalues(
             operator, tolerance=tolerance, max_matvecs=max_matvecs, generator=generator
         )
         found[name] = _finished(pairs, operator)

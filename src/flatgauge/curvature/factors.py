@@ -12,7 +12,7 @@ from flatgauge.curvature.operator import Operator
 from flatgauge.curvature.summary import as_shares
 from flatgauge.curvature.taps import Chunk
 from flatgauge.layers import Layer
-from flatgauge.surface import FEWEST, PART, LossSurface
+from flatgauge.surface import LossSurface
 
 
 class KeptColumns:
@@ -70,11 +70,6 @@ class Kept:
     columns: Tensor
     factors: Tensor
 
-    def first(self, samples: int) -> Kept:
-        """What was kept of the first samples."""
-        inputs = None if self.inputs is None else self.inputs[:samples]
-        return Kept(inputs, self.columns[:samples], self.factors[:samples])
-
 
 def keeps_gradients(layer: Layer, outputs: int) -> bool:
     """Whether gradients take no more memory than columns at the output.
@@ -107,25 +102,12 @@ class LayerBlock(Operator):
         size = torch.Size(layer.shape).numel()
         super().__init__(size, surface.dtype, surface.device)
         self._layer, self._kept, self._counts = layer, kept, counts
-        self._surface, self._decay = surface, surface.weight_decay
+        self._decay = surface.weight_decay
 
     def __matmul__(self, vectors: Tensor) -> Tensor:
         columns = vectors.reshape(self.shape[0], -1).T
         products = torch.stack([self._product(column) for column in columns], dim=1)
         return products.reshape(vectors.shape) / float(self._counts.sum()) + self._decay * vectors
-
-    def part(self) -> LayerBlock | None:
-        """The block of the loss on a part of the samples."""
-        samples = len(self._counts) // PART
-        if samples < FEWEST or not self._counts[:samples].any():
-            return None
-        kept: list[Kept] = []
-        left = samples
-        for chunk in self._kept:
-            if left > 0:
-                kept.append(chunk.first(left))
-                left -= len(chunk.columns)
-        return LayerBlock(self._layer, kept, self._counts[:samples], self._surface)
 
     def shares(self, vector: Tensor) -> Tensor:
         """Every sample's share in vᵀ H v of a unit vector (N,): their mean is the form."""

@@ -27,8 +27,3 @@ class Hessian(Operator):
 
     def __matmul__(self, vectors: Tensor) -> Tensor:
         return self._surface.hvp(vectors)
-
-    def part(self) -> Hessian | None:
-        """The Hessian of the loss on a part of the samples."""
-        part = self._surface.part()
-        return None if part is None else Hessian(part)

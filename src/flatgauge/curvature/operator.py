@@ -26,10 +26,6 @@ class Operator(ABC):
     def __matmul__(self, vectors: Tensor) -> Tensor:
         """Multiply a vector (p,) or every column of a matrix (p, k)."""
 
-    def part(self) -> Operator | None:
-        """The same by a part of the data, several times cheaper; None where there is none."""
-        return None
-
     def dense(self) -> Tensor:
         """Write the matrix out: p products and p² numbers, for small problems."""
         return self @ torch.eye(self.shape[0], dtype=self.dtype, device=self.device)

@@ -32,8 +32,3 @@ class Scaled(Operator):
     def __matmul__(self, vectors: Tensor) -> Tensor:
         factors = self._by if vectors.dim() == 1 else self._by[:, None]
         return factors * (self._operator @ (factors * vectors))
-
-    def part(self) -> Scaled | None:
-        """The same of a part of the data."""
-        part = self._operator.part()
-        return None if part is None else Scaled(part, self._by)

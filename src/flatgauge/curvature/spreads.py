@@ -13,6 +13,9 @@ from flatgauge.isolation import isolated
 from flatgauge.layers import Layer
 from flatgauge.precision import wide
 
+#: A unit that varies by less than this many units of rounding does not vary.
+_ROUNDING = 32.0
+
 
 class Moments:
     """Mean and spread of columns of numbers that come in pieces, in double precision.
@@ -39,10 +42,11 @@ class Moments:
         self._mean, self._squares, self._low, self._high = mean, squares, low, high
         self._count += count
 
-    def spread(self) -> Tensor:
-        """The standard deviation of every column; its size where it never varies."""
+    def spread(self, rounding: float) -> Tensor:
+        """The standard deviation of every column; its size where it varies by rounding only."""
         deviation = (self._squares / self._count).sqrt()
-        return deviation.where(self._low != self._high, self._low.abs())
+        size = torch.maximum(self._low.abs(), self._high.abs())
+        return deviation.where(deviation > rounding * size, size)
 
 
 def input_spreads(sweeper: Sweeper) -> dict[str, Tensor]:
@@ -67,7 +71,8 @@ def input_spreads(sweeper: Sweeper) -> dict[str, Tensor]:
     def measured() -> dict[str, Tensor]:
         moments = {name: Moments() for name in names}
         _read(sweeper, moments)
-        return {name: found.spread() for name, found in moments.items()}
+        rounding = _ROUNDING * torch.finfo(sweeper.surface.dtype).eps
+        return {name: found.spread(rounding) for name, found in moments.items()}
 
     return sweeper.surface.recall(("input spreads", sweeper.loss.name), measured)
 

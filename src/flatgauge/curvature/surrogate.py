@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from flatgauge.isolation import isolated
-from flatgauge.label_losses import normalized_cross_entropy
+from flatgauge.label_losses import IGNORED, normalized_cross_entropy
 from flatgauge.loss import prediction
 from flatgauge.surface import LossSurface
 
@@ -36,7 +36,28 @@ def under_surrogate(surface: LossSurface, surrogate: str | None) -> LossSurface:
             f"`surrogate={surrogate!r}` is unknown; use {known}, or None for the surface's own "
             "loss."
         )
-    return surface.under(SURROGATES[surrogate]())
+    ignored = surface.objective.loss.ignored
+    return surface.under(SURROGATES[surrogate](IGNORED if ignored is None else ignored))
+
+
+def caveats(surface: LossSurface, surrogate: str | None) -> list[str]:
+    """What the surface's own loss has and its surrogate has not.
+
+    Args:
+        surface: The surface.
+        surrogate: The surrogate's name, None for the surface's own loss.
+
+    Returns:
+        Notes for the reader.
+    """
+    if surrogate is None:
+        return []
+    notes = []
+    if surface.weight_decay:
+        notes.append("the weight decay of the surface is no part of the surrogate loss")
+    if under_surrogate(surface, surrogate).objective.count != surface.objective.count:
+        notes.append("every label counts once in the surrogate loss, whatever weights it has else")
+    return notes
 
 
 def samples_without_loss(surface: LossSurface) -> int:

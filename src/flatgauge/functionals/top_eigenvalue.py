@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from torch import Generator
 
-from flatgauge.curvature.leading import leading_pair
-from flatgauge.estimators import Estimate
+from flatgauge.estimators import Estimate, top_eigenvalues
 from flatgauge.estimators.eigen import Eigenpairs
 from flatgauge.estimators.power import power_method
 from flatgauge.estimators.probes import digest
@@ -77,7 +76,7 @@ def top_pair(chart: Chart, tolerance: float, max_matvecs: int, generator: Genera
     key = ("top eigenvalue", chart.key, tolerance, max_matvecs, digest(generator))
     return chart.surface.recall(
         key,
-        lambda: leading_pair(
+        lambda: top_eigenvalues(
             chart.curvature(),
             tolerance=tolerance,
             max_matvecs=max_matvecs,

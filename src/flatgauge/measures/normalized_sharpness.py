@@ -11,7 +11,7 @@ from torch import Generator
 
 from flatgauge.curvature.blocks import DEFAULT_PROBES, Block, Blocks, block_curvature
 from flatgauge.curvature.summary import LayerValue, combined, select, spread, told
-from flatgauge.curvature.surrogate import under_surrogate
+from flatgauge.curvature.surrogate import caveats, under_surrogate
 from flatgauge.estimators import Estimate
 from flatgauge.matrix_scaling import Scaling, smallest_sum
 from flatgauge.measures.registry import measure
@@ -28,6 +28,7 @@ _COST = "one sweep: about classes gradients, shared with all measures of the sam
     invariant_to={"layerwise", "permutation", "output_scale", "output_shift", "branches"},
     cost=_COST,
     needs=("trace", "estimates"),
+    given_up={("surrogate", None): {"output_scale"}},
 )
 def matrix_normalized_sharpness(
     surface: LossSurface,
@@ -93,7 +94,10 @@ def matrix_normalized_sharpness(
     below = [f"`{name}`" for name in names if float(blocks[name].values["trace"]) < 0]
     notes = [f"the trace of {', '.join(below)} is negative and counts as zero"] if below else []
     return combined(
-        values, "sum", notes=notes + _notes(blocks, names), options=_options(surrogate, layers)
+        values,
+        "sum",
+        notes=notes + _notes(blocks, names) + caveats(surface, surrogate),
+        options=_options(surrogate, layers),
     )
 
 
@@ -108,6 +112,7 @@ def matrix_normalized_sharpness(
     },
     cost=_COST + "; then milliseconds per layer",
     needs=("diagonal", "estimates"),
+    given_up={("surrogate", None): {"output_scale"}},
 )
 def normalized_sharpness(
     surface: LossSurface,
@@ -185,7 +190,7 @@ def normalized_sharpness(
         "relative gap": gap / total if total else 0.0,
         "negative curvature": negative / whole if whole else 0.0,
     }
-    notes = _notes(blocks, names)
+    notes = _notes(blocks, names) + caveats(surface, surrogate)
     if negative:
         share = f"{negative / whole:.2g}"
         notes.append(f"second derivatives below zero count as zero: {share} of all by size")

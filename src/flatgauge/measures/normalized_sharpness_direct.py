@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 
 from flatgauge.curvature.blocks import DEFAULT_PROBES, Blocks, block_curvature
 from flatgauge.curvature.summary import select
-from flatgauge.curvature.surrogate import samples_without_loss, under_surrogate
+from flatgauge.curvature.surrogate import caveats, samples_without_loss, under_surrogate
 from flatgauge.estimators import Estimate
 from flatgauge.estimators.probes import branches, required
 from flatgauge.layers import Layer
@@ -36,6 +36,7 @@ Changes = dict[str, tuple[Tensor, Tensor]]
         *("layerwise", "nodewise", "rows", "permutation", "output_scale", "output_shift"),
     },
     cost="one sweep, 2 × steps gradients, 6 × pairs forward passes",
+    given_up={("surrogate", None): {"output_scale"}},
 )
 def normalized_sharpness_direct(
     surface: LossSurface,
@@ -133,7 +134,7 @@ def normalized_sharpness_direct(
         note = "the loss overflows under the noise; take a larger `lam`"
         return Estimate(math.inf, converged=False, details=details, options=options, notes=(note,))
     stderr = float(draws.std()) / math.sqrt(pairs)
-    value, notes = float(draws.mean()), []
+    value, notes = float(draws.mean()), caveats(surface, surrogate)
     if steps and not better:
         notes.append("the search found no better scales than its start")
     if value - details["penalty"] < -2 * stderr:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 from torch import fx
 
@@ -76,6 +77,12 @@ def path_norm(surface: LossSurface, *, order: float = 1.0) -> Estimate:
         raise ValueError(
             "the sum over the paths of this network is larger than any number in double precision "
             "(1.8e308); `path_norm` cannot tell networks of this depth and width apart."
+        )
+    tiny = order > 1 and total < sys.float_info.min
+    if tiny and path_sum(graph, surface.subject.state, 1.0) > 0:
+        raise ValueError(
+            f"`order={order!r}` makes the sum over the paths smaller than any number in double "
+            "precision; take a smaller order."
         )
     value = total if order == 1 else total ** (1 / order)
     return Estimate(value, exact=True, options={"order": order})

@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import inspect
 import time
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
@@ -56,6 +56,7 @@ class Measure:
         with those that measure the same loss.
         function: The function itself.
         gauge: ``"balanced"`` if it is measured on the balanced form of the model.
+        given_up: By option and value, the claims that do not hold with it.
     """
 
     name: str
@@ -69,6 +70,16 @@ class Measure:
     needs: tuple[str, ...]
     function: Callable[..., Estimate]
     gauge: str | None = None
+    given_up: Mapping[tuple[str, Any], frozenset[str]] = field(default_factory=dict)
+
+    def claims(self, options: Mapping[str, Any]) -> frozenset[str]:
+        """What it claims to be invariant to under some options."""
+        lost = [
+            groups
+            for (key, value), groups in self.given_up.items()
+            if (key in options) and options[key] == value
+        ]
+        return self.invariant_to.difference(*lost)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -108,7 +119,9 @@ class Registry:
         self._measures[measure.name] = measure
 
     def __getitem__(self, name: str) -> Measure:
-        if name.startswith(BALANCED):
+        if not isinstance(name, str):
+            raise ValueError(f"`{name!r}` is no name of a measure; pass names such as 'rho_max'.")
+        if name.startswith(BALANCED) and not name.removeprefix(BALANCED).startswith(BALANCED):
             return _at_balance(self[name.removeprefix(BALANCED)])
         if name not in self._measures:
             close = get_close_matches(name, self._measures, n=1)
@@ -140,6 +153,7 @@ def measure(
     invariant_to: Iterable[str],
     cost: str,
     needs: tuple[str, ...] = (),
+    given_up: Mapping[tuple[str, Any], Iterable[str]] | None = None,
 ) -> Callable[
     [Callable[Concatenate[LossSurface, P], Estimate]],
     Callable[Concatenate[LossSurface, P], Estimate],
@@ -158,6 +172,7 @@ def measure(
         invariant_to: The groups of rewritings that leave it unchanged.
         cost: In passes over the data.
         needs: What it shares with other measures.
+        given_up: By option and value, the claims that do not hold with it.
 
     Returns:
         The decorator.
@@ -193,6 +208,7 @@ def measure(
                 cost=cost,
                 needs=needs,
                 function=measured,
+                given_up={key: frozenset(lost) for key, lost in (given_up or {}).items()},
             )
         )
         return measured
@@ -213,6 +229,7 @@ def _at_balance(item: Measure) -> Measure:
     # Another gauge is left behind by an output's scale or by merged branches, so that only what
     # does not see rescaling anyway stays invariant to these.
     kept = item.invariant_to if "nodewise" in item.invariant_to else item.invariant_to & _KEPT
+    kept -= {"output_scale"}  # To rounding only: the balance moves by roots of the factor.
     return replace(
         item,
         name=BALANCED + item.name,

@@ -23,8 +23,8 @@ class Row:
         claimed: Whether the measure claims to be invariant to it.
         before: The value as the model is given.
         verdict: "holds", "FAILS", "moves" (not claimed, and it does), "still" (not claimed, and
-            it did not), "unmeasured" (the measure cannot be taken here), or "absent" (the model
-            has no such group).
+            it did not), "unproven" (claimed, but too noisy to tell), "unmeasured" (the measure
+            cannot be taken here), or "absent" (the model has no such group).
         after: The value furthest from the one before, None where none was taken.
         change: The largest relative change under powers of two, for groups that rescale; under
             any members for the others. None where nothing was tried.

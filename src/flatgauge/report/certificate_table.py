@@ -100,7 +100,8 @@ def tail(certificate: Certificate) -> list[str]:
     lines += [f"{row.measure} under {row.group}: {row.note}" for row in told]
     lines += [f"pinned: {pin}" for pin in certificate.pinned]
     lines += [f"note: {note}" for note in certificate.notes]
-    claims = [row for row in certificate.rows if row.claimed and row.verdict not in silent]
+    tried = ("holds", "FAILS")
+    claims = [row for row in certificate.rows if row.claimed and row.verdict in tried]
     broken = [kept.group for kept in certificate.kept if not kept.held]
     if broken:
         lines.append(f"FAILED: outputs changed under {', '.join(broken)}")
@@ -118,7 +119,7 @@ def _cell(row: Row) -> str:
     """How far a measure moved under a group, and whether it may."""
     if row.change is None:
         return "could not be measured" if row.verdict == "FAILS" else ""
-    marks = {"holds": "✓ ", "FAILS": "✗ "}
+    marks = {"holds": "✓ ", "FAILS": "✗ ", "unproven": "? "}
     change = _size(row.change)
     if row.change_any is not None:
         change += f" / {_size(row.change_any)}"

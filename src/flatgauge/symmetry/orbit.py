@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -67,10 +68,14 @@ def gauge_of(surface: LossSurface, *, layerwise: bool) -> GaugeGroup:
         check(twin.model, gauge, few)
         return gauge
 
-    gauge = surface.recall("gauge", read, lasting=True)
+    # Zeros have every scale: where stored numbers become zero or cease to be, the group changes.
+    zeros = tuple(
+        zlib.crc32((buffer == 0).cpu().numpy().tobytes()) for buffer in surface.model.buffers()
+    )
+    gauge = surface.recall(("gauge", zeros), read, lasting=True)
     if not layerwise:
         return gauge
-    return surface.recall("layerwise gauge", gauge.layerwise, lasting=True)
+    return surface.recall(("layerwise gauge", zeros), gauge.layerwise, lasting=True)
 
 
 def smallest_trace(gauge: GaugeGroup, diagonals: Mapping[str, Tensor]) -> Infimum:
