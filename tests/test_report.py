@@ -197,3 +197,14 @@ def test_the_page_in_the_documentation_is_the_catalogue_of_today(request):
 
     page = request.config.rootpath / "docs" / "catalogue.md"
     assert page.read_text() == markdown_page() + "\n", "run `make docs`"
+
+
+def test_a_radius_is_always_shown(report):
+    shown = repr(report)
+    for label in (
+        "epsilon_sharpness (epsilon=0.1)",
+        "expected_sharpness (sigma=0.01)",
+        "riemannian_epsilon_sharpness (epsilon=0.05)",
+        "adaptive_sharpness (rho=0.5)",
+    ):
+        assert label in shown

@@ -98,8 +98,9 @@ class Chart(ABC):
 
     def direction(self, generator: Generator) -> Tensor:
         """A random direction among the coordinates that take part."""
-        drawn = torch.randn(len(self.origin), generator=generator, dtype=self.surface.dtype)
-        return drawn.to(self.surface.device)
+        # In double precision whatever the surface's: the same seed is the same direction.
+        drawn = torch.randn(len(self.origin), generator=generator, dtype=torch.float64)
+        return drawn.to(self.surface.dtype).to(self.surface.device)
 
     def noise(self, generator: Generator) -> Tensor:
         """Noise of size one."""

@@ -9,6 +9,9 @@ from flatgauge.estimators import Estimate
 from flatgauge.measures import registry
 from flatgauge.report.run import Facts
 
+#: Options that are always shown: a value means nothing without them.
+RADII = ("epsilon", "rho", "sigma", "lam")
+
 #: The columns of a table of estimates.
 COLUMNS = ("measure", "value", "data error", "kind", "products", "time")
 
@@ -61,12 +64,12 @@ def rows(estimates: Mapping[str, Estimate]) -> list[tuple[str, ...]]:
 
 
 def labelled(name: str, estimate: Estimate) -> str:
-    """A measure's name with the settings that are not its defaults."""
+    """A measure's name with its radius or noise, and settings that are not its defaults."""
     defaults = registry[name].options if name in registry else {}
     changed = [
         f"{key}={value}"
         for key, value in estimate.options.items()
-        if key in defaults and value != defaults[key]
+        if key in RADII or (key in defaults and value != defaults[key])
     ]
     return f"{name} ({', '.join(changed)})" if changed else name
 
