@@ -135,7 +135,9 @@ def test_claimed_invariances_hold(name, case, certified):
     rows = [certified(case)[name, group] for group in registry[name].invariant_to]
     assert all(row.claimed for row in rows)
     other = "unmeasured" if case in INAPPLICABLE.get(name, {}) else "holds"
-    assert not [row for row in rows if row.verdict not in (other, "absent")]
+    # What is estimated, not swept, may be too noisy to tell.
+    noisy = ["unproven"] if build(case).curved else []
+    assert not [row for row in rows if row.verdict not in (other, "absent", *noisy)]
 
 
 @pytest.mark.parametrize("group", GROUPS)
