@@ -14,7 +14,7 @@ ROOT = Path(flatgauge.__file__).parent
 
 #: From the ground up; a module may import only from lines above its own, or from its own unit.
 LAYERS = [
-    ["arguments", "nested", "precision", "layout", "isolation", "memory", "products"],
+    ["arguments", "nested", "precision", "layout", "isolation", "memory", "products", "nodes"],
     ["graph", "osborne"],
     ["output_curvature", "layers", "matrix_scaling", "path_sums"],
     ["loss"],

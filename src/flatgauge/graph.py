@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import logging
-import os
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,6 +16,8 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from flatgauge.nodes import filling, is_random, op_name, shape_of
+
 #: Stands in for an op while the graph runs: takes its arguments, returns its output.
 Handler = Callable[..., Any]
 
@@ -28,9 +29,6 @@ def _copy(destination: Tensor, source: Tensor, non_blocking: bool = False) -> Te
 
 #: What runs in place of ops that cannot be differentiated as they are exported.
 _SUBSTITUTES: dict[str, Handler] = {"copy": _copy}
-
-#: What ops that read no more than a shape fill it with.
-_FILLINGS = {"zeros_like": 0, "new_zeros": 0, "zero": 0, "ones_like": 1, "new_ones": 1}
 
 #: Ops that merge or split axes without moving data.
 _RESHAPES = ("view", "reshape", "_unsafe_view", "flatten")
@@ -162,12 +160,12 @@ class ModelGraph:
                     known[node] = values[target]
                 elif kind == "CONSTANT_TENSOR":
                     known[node] = self._constants[target]
-            elif (filling := _filling(node)) is not None:
+            elif (filled := filling(node)) is not None:
                 value = node.meta["val"]
-                whole = torch.full((), filling, dtype=value.dtype, device=value.device)
+                whole = torch.full((), filled, dtype=value.dtype, device=value.device)
                 known[node] = whole.expand(shape_of(node))
             elif op_name(node) and all(source in known for source in node.all_input_nodes):
-                if _is_random(node):
+                if is_random(node):
                     continue
                 arguments = fx.node.map_arg((node.args, node.kwargs), known.__getitem__)
                 known[node] = node.target(*arguments[0], **arguments[1])  # type: ignore[operator]
@@ -311,70 +309,6 @@ class _Runner(fx.Interpreter):
         if n is self._until:
             raise _ReachedError(value)
         return value
-
-
-def op_name(node: fx.Node) -> str:
-    """The name of a node's operation without namespace and overload, "" for no operation."""
-    if node.op != "call_function":
-        return ""
-    schema = getattr(node.target, "_schema", None)
-    if schema is None:
-        return str(getattr(node.target, "__name__", node.target))
-    return str(schema.name).rpartition("::")[2]
-
-
-def _filling(node: fx.Node) -> float | None:
-    """What an operation that reads no more than a shape fills it with; None for others."""
-    if not all(isinstance(size, int) for size in shape_of(node)):
-        return None
-    if op_name(node) not in ("full_like", "new_full", "fill"):
-        return _FILLINGS.get(op_name(node))
-    arguments = arguments_of(node)
-    given = arguments.get("fill_value", arguments.get("value"))
-    return given if isinstance(given, (int, float)) else None
-
-
-def _is_random(node: fx.Node) -> bool:
-    """Whether an operation draws random numbers."""
-    tags = getattr(node.target, "tags", ())
-    return torch.Tag.nondeterministic_seeded in tags
-
-
-def arguments_of(node: fx.Node) -> dict[str, Any]:
-    """A node's arguments by the names of the operation's schema, defaults filled in."""
-    schema = getattr(node.target, "_schema", None)
-    if schema is None:
-        return {str(i): value for i, value in enumerate(node.args)} | dict(node.kwargs)
-    named = {}
-    for position, argument in enumerate(schema.arguments):
-        if position < len(node.args):
-            named[argument.name] = node.args[position]
-        else:
-            default = argument.default_value if argument.has_default_value() else None
-            named[argument.name] = node.kwargs.get(argument.name, default)
-    return named
-
-
-def shape_of(node: fx.Node) -> tuple[Any, ...]:
-    """The shape of a node's (first) output, sizes possibly symbolic; () where it has none."""
-    value = node.meta.get("val")
-    if isinstance(value, (tuple, list)) and value:
-        value = value[0]
-    return tuple(value.shape) if isinstance(value, Tensor) else ()
-
-
-def is_floating(node: fx.Node) -> bool:
-    """Whether a node gives numbers that can be differentiated."""
-    values = [v for v in pytree.tree_leaves(node.meta.get("val")) if isinstance(v, Tensor)]
-    return any(value.is_floating_point() or value.is_complex() for value in values)
-
-
-def source_line(node: fx.Node) -> str:
-    """Where in the user's code an operation stands: ``file.py:12``, "" where unknown."""
-    home = os.path.dirname(torch.__file__)
-    frames = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
-    own = [place for place in frames if not place[0].startswith(home) and place[0] != __file__]
-    return f"{os.path.basename(own[-1][0])}:{own[-1][1]}" if own else ""
 
 
 def _export(

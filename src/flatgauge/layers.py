@@ -8,7 +8,8 @@ from typing import Any
 from torch import Tensor, fx
 from torch.nn import functional as F
 
-from flatgauge.graph import ModelGraph, arguments_of, op_name, shape_of, source_line
+from flatgauge.graph import ModelGraph
+from flatgauge.nodes import arguments_of, op_name, shape_of, source_line
 
 #: Ops that only reorder the axes of a matrix.
 _TRANSPOSES = ("t", "transpose", "permute", "numpy_T")

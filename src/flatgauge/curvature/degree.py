@@ -8,7 +8,8 @@ from typing import Any
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from flatgauge.graph import ModelGraph, arguments_of, is_floating, op_name, source_line
+from flatgauge.graph import ModelGraph
+from flatgauge.nodes import arguments_of, is_floating, op_name, source_line
 
 Degrees = dict[str, int]
 

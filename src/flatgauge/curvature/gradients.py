@@ -95,7 +95,7 @@ def _written_out(surface: LossSurface, names: list[str]) -> Found:
                 try:
                     sums = together(surface, batch.rows(kept), names)
                 except (RuntimeError, ValueError, TypeError, NotImplementedError):
-                    together = None
+                    together = None  # Not vectorised; what is really wrong fails again below.
             if sums is None:
                 sums = torch.stack([_sums_of_one(surface, rows[i], names) for i in kept])
             found.append(sums)

@@ -9,8 +9,9 @@ from torch import Tensor
 from flatgauge.curvature.factors import KeptColumns
 from flatgauge.curvature.gathers import Gather, Rows
 from flatgauge.curvature.taps import Chunk, Parts, Tap, VectorGather
-from flatgauge.graph import SampleAxis, arguments_of, op_name
+from flatgauge.graph import SampleAxis
 from flatgauge.layers import Layer
+from flatgauge.nodes import arguments_of, op_name
 
 
 class LayerTap(Tap):

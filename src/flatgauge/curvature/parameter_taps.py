@@ -10,7 +10,8 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from flatgauge.curvature.taps import Chunk, Parts, Tap, VectorGather
-from flatgauge.graph import SampleAxis, arguments_of, op_name
+from flatgauge.graph import SampleAxis
+from flatgauge.nodes import arguments_of, op_name
 
 #: The names of batch-norm with stored statistics in exported graphs.
 BATCH_NORMS = ("batch_norm", "_native_batch_norm_legit_no_training")

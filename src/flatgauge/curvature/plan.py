@@ -22,8 +22,9 @@ from flatgauge.curvature.parameter_taps import (
     link,
 )
 from flatgauge.curvature.taps import Chunk, Tap
-from flatgauge.graph import ModelGraph, SampleAxis, arguments_of, op_name, shape_of
+from flatgauge.graph import ModelGraph, SampleAxis
 from flatgauge.layers import Layer, find_layers
+from flatgauge.nodes import arguments_of, op_name, shape_of
 
 #: Last operations that belong to the loss rather than to the model: curved, without parameters.
 _HEADS = ("log_softmax", "softmax", "sigmoid", "log_sigmoid", "tanh", "exp", "log", "softplus")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flatgauge.graph import op_name
+from flatgauge.nodes import op_name
 from flatgauge.path_sums.table import Step, Sums, rule
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from flatgauge.graph import op_name
+from flatgauge.nodes import op_name
 from flatgauge.path_sums.maps import compared
 from flatgauge.path_sums.table import Step, Sums, rule
 

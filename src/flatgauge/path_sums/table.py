@@ -9,7 +9,8 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor, fx
 
-from flatgauge.graph import UnsupportedGraphError, arguments_of, op_name, shape_of, source_line
+from flatgauge.graph import UnsupportedGraphError
+from flatgauge.nodes import arguments_of, op_name, shape_of, source_line
 from flatgauge.precision import wide
 
 #: The sums of an op's output, one per entry; a list where it has several outputs, None for an

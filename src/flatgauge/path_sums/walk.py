@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, fx
 
-from flatgauge.graph import ModelGraph, is_floating, shape_of
+from flatgauge.graph import ModelGraph
+from flatgauge.nodes import is_floating, shape_of
 from flatgauge.path_sums import maps, moves, pools
 from flatgauge.path_sums.table import Step, Sums, apply_rule, home
 

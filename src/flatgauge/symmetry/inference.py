@@ -9,7 +9,8 @@ from fractions import Fraction
 import torch
 from torch import Tensor, fx
 
-from flatgauge.graph import ModelGraph, arguments_of, op_name, shape_of
+from flatgauge.graph import ModelGraph
+from flatgauge.nodes import arguments_of, op_name, shape_of
 from flatgauge.symmetry.rules import Pin, Reading, apply_rule
 from flatgauge.symmetry.scale import Ids, Scale, constant
 from flatgauge.symmetry.system import System

@@ -6,7 +6,7 @@ import math
 import string
 from typing import Any
 
-from flatgauge.graph import op_name
+from flatgauge.nodes import op_name
 from flatgauge.symmetry.rules.table import Reading, Result, rule
 from flatgauge.symmetry.scale import Ids, Scale, product
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from flatgauge.graph import op_name
+from flatgauge.nodes import op_name
 from flatgauge.symmetry.rules.table import Reading, Result, rule
 from flatgauge.symmetry.scale import Scale, constant, product
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from flatgauge.graph import op_name
+from flatgauge.nodes import op_name
 from flatgauge.symmetry.rules.table import Reading, Result, rule
 from flatgauge.symmetry.scale import Ids, Scale, constant, slots, squeezed
 

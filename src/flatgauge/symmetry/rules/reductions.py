@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from flatgauge.graph import op_name
+from flatgauge.nodes import op_name
 from flatgauge.symmetry.rules.elementwise import alike
 from flatgauge.symmetry.rules.table import Reading, Result, rule
 from flatgauge.symmetry.scale import Ids, Scale, constant

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from flatgauge.graph import arguments_of, is_floating, op_name, source_line
+from flatgauge.nodes import arguments_of, is_floating, op_name, source_line
 from flatgauge.symmetry.scale import ZERO, Scale, constant, squeezed
 from flatgauge.symmetry.system import System
 
