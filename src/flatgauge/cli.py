@@ -63,7 +63,8 @@ Measures = Annotated[
         "--measure",
         "-m",
         help="A measure (see `flatgauge catalogue`), with options if wanted: "
-        "hessian_trace:tolerance=0.05; repeat for several.",
+        "hessian_trace:tolerance=0.05; balanced:NAME measures the balanced form of the model; "
+        "repeat for several.",
         autocompletion=lambda: _measure_names(),
     ),
 ]

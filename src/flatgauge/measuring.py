@@ -159,11 +159,13 @@ def _swept(
     surface: LossSurface, gauge: str | None, needs: dict[str | None, set[str]], seed: int
 ) -> str | None:
     """Sweep once for all measures of the same loss, and say what that took."""
-    start, done = time.perf_counter(), 0
     # Where a sweep fails, the measures that need it say so themselves.
-    with suppress(ValueError, RuntimeError, MemoryError):
-        if gauge is not None:
+    start, done = time.perf_counter(), 0
+    if gauge is not None:
+        try:
             surface, _ = balanced_twin(surface)
+        except (ValueError, RuntimeError, MemoryError):
+            return None
     matvecs = surface.matvecs
     for surrogate, found in needs.items():
         with suppress(ValueError, RuntimeError, MemoryError):
@@ -224,19 +226,8 @@ def wanted_of(
                 f"{', '.join(item.options)}."
             )
         for key, value in options.items():
-            _check_kind(name, key, value, item.options[key])
+            item.check_option(key, value)
         if any(item.name == other.name for other, _ in wanted):
             raise ValueError(f"`{item.name}` is asked for twice; a report has one number of each.")
         wanted.append((item, dict(options)))
     return wanted
-
-
-def _check_kind(name: str, key: str, value: Any, default: Any) -> None:
-    """Refuse an option of another kind than its default: a text for a number, half a step."""
-    kinds = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
-    kind = type(default)
-    fits = isinstance(value, kind) or (kind is float and isinstance(value, int))
-    fits &= kind is bool or not isinstance(value, bool)
-    fits |= value is None and key == "surrogate"
-    if kind in kinds and not fits:
-        raise ValueError(f"`{name}` needs {kinds[kind]} as `{key}`, but got {value!r}.")

@@ -67,7 +67,7 @@ class Chart(ABC):
 
     def __init__(self, surface: LossSurface, parameters: str = "all") -> None:
         self.surface, self.parameters = surface, parameters
-        self.names = _taking_part(surface, parameters)
+        self.names = frozenset(taking_part(surface, parameters))
         self.notes: tuple[str, ...] = ()
 
     @property
@@ -134,16 +134,27 @@ def chart(surface: LossSurface, geometry: str, parameters: str = "all") -> Chart
     return GEOMETRIES[geometry](surface, parameters)
 
 
-def _taking_part(surface: LossSurface, parameters: str) -> frozenset[str]:
-    """The names of the tensors that take part."""
+def taking_part(surface: LossSurface, parameters: str) -> list[str]:
+    """The names of the tensors that take part in a measurement.
+
+    Args:
+        surface: The surface.
+        parameters: ``"all"`` trainable ones, or the weights of ``"layers"`` only.
+
+    Returns:
+        The names.
+
+    Raises:
+        ValueError: If there is no such choice, or there are no layers.
+    """
     if parameters == "all":
-        return frozenset(surface.names)
+        return list(surface.names)
     if parameters != "layers":
         raise ValueError(
             f"`parameters={parameters!r}` must be 'all' (every trainable tensor) or 'layers' (the "
             "weights of layers only)."
         )
-    layers = frozenset(sweeper_of(surface).plan.layers)
+    layers = list(sweeper_of(surface).plan.layers)
     if not layers:
         raise ValueError("the model has no layers; pass `parameters='all'`.")
     return layers

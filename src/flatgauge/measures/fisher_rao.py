@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from flatgauge.curvature.gradients import squared_slopes
-from flatgauge.curvature.summary import LayerValue, as_shares, combined, select, spread
+from flatgauge.curvature.summary import LayerValue, as_shares, combined, spread
 from flatgauge.curvature.sweep import sweeper_of
 from flatgauge.estimators import Estimate
+from flatgauge.geometry.chart import taking_part
 from flatgauge.graph import UnsupportedGraphError
 from flatgauge.measures.registry import measure
 from flatgauge.surface import LossSurface
@@ -64,10 +65,7 @@ def fisher_rao_norm(surface: LossSurface, *, parameters: str = "all") -> Estimat
         >>> round(fisher_rao_norm(two_weights(20.0, 0.3)).value, 6)  # same function
         10368.0
     """
-    if parameters not in ("all", "layers"):
-        raise ValueError(f"`parameters={parameters!r}` must be 'all' or 'layers'.")
-    layers = _layers(surface, required=parameters == "layers")
-    names = layers if parameters == "layers" else list(surface.names)
+    names = taking_part(surface, parameters)
     counts, totals = squared_slopes(surface, names)
     values = {}
     for name, total in totals.items():
@@ -76,16 +74,13 @@ def fisher_rao_norm(surface: LossSurface, *, parameters: str = "all") -> Estimat
         values[name] = LayerValue(value, data_stderr=spread(shares), samples=shares)
     estimate = combined(values, "sum", options={"parameters": parameters})
     notes = ["weight decay is no part of a sample's loss"] if surface.weight_decay else []
-    shown = {name: estimate.layers[name] for name in layers if name in estimate.layers}
+    shown = {name: estimate.layers[name] for name in _layers(surface) if name in estimate.layers}
     return replace(estimate, layers=shown, notes=tuple(notes))
 
 
-def _layers(surface: LossSurface, *, required: bool) -> list[str]:
+def _layers(surface: LossSurface) -> list[str]:
     """The layers, as far as the model can be read as a graph."""
     try:
-        found = list(sweeper_of(surface).plan.layers)
+        return list(sweeper_of(surface).plan.layers)
     except UnsupportedGraphError:
-        if required:
-            raise
         return []
-    return select(found, None) if required else found

@@ -18,7 +18,8 @@ from flatgauge.measures.registry import measure
 from flatgauge.precision import wide
 from flatgauge.surface import LossSurface
 from flatgauge.symmetry.balancing import balance_of
-from flatgauge.symmetry.orbit import Infimum, gauge_of, smallest_trace
+from flatgauge.symmetry.of_surface import gauge_of
+from flatgauge.symmetry.orbit import Infimum, smallest_trace
 
 _COST = "one sweep (about classes + 2 gradients), shared; the model is read once for its gauge"
 _NEEDS = ("trace", "diagonal")
@@ -246,7 +247,7 @@ def _sizes(surface: LossSurface, names: list[str]) -> dict[str, Tensor]:
     # Random signs are drawn for the balanced form, as long as its weights there. What another way
     # to write the network gets is the same, rescaled, and its noise is the same.
     state = dict(surface.model.named_parameters())
-    factors = balance_of(gauge_of(surface, layerwise=False), state).factors
+    factors = balance_of(gauge_of(surface), state).factors
     sizes, params = {}, surface.params
     for name in names:
         weight = wide(params[name])

@@ -87,6 +87,25 @@ class Measure:
         parameters = list(inspect.signature(self.function).parameters.values())[1:]
         return {p.name: p.default for p in parameters if p.name != "generator"}
 
+    def check_option(self, key: str, value: Any) -> None:
+        """Refuse an option of another kind than its default: a text for a number, half a step.
+
+        Args:
+            key: One of `options`.
+            value: What is to be passed.
+
+        Raises:
+            ValueError: If it is of another kind.
+        """
+        kinds = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+        parameter = inspect.signature(self.function).parameters[key]
+        kind = type(parameter.default)
+        if kind not in kinds or (value is None and "None" in str(parameter.annotation)):
+            return
+        fits = isinstance(value, (int, float) if kind is float else kind)
+        if not fits or (isinstance(value, bool) and kind is not bool):
+            raise ValueError(f"`{self.name}` needs {kinds[kind]} as `{key}`, but got {value!r}.")
+
     @property
     def draws(self) -> bool:
         """Whether it takes a source of randomness."""

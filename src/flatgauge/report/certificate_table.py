@@ -85,8 +85,9 @@ def tail(certificate: Certificate) -> list[str]:
     """How to read the table, what is missing, what is pinned, and the verdict."""
     lines = [
         "largest relative change under powers of two / under arbitrary factors; 0: not one bit",
-        "✓ claimed and true (a random estimate to its own error), ✗ claimed and not true, without",
-        "a mark: not claimed; pushed to: the furthest value that no change of any output led to",
+        "✓ claimed and true (a random estimate to its own error), ✗ claimed and not true,",
+        "? claimed but too noisy to tell, without a mark: not claimed; pushed to: the furthest",
+        "value that no change of any output led to",
     ]
     absent = {row.group: row.note for row in certificate.rows if row.verdict == "absent"}
     lines += [f"{group}: not tried, as {note}" for group, note in absent.items()]

@@ -31,7 +31,7 @@ def header(facts: Facts) -> str:
         f"loss ({facts.loss_name}) {facts.loss:.6g}, ‖gradient‖ {facts.gradient_norm:.3g}",
     ]
     if facts.sweep:
-        lines.append(f"one sweep for all measures of blocks: {facts.sweep}")
+        lines.append(f"sweeps that measures of blocks share: {facts.sweep}")
     return "\n".join([*lines, *(f"note: {note}" for note in facts.notes)])
 
 

@@ -14,16 +14,13 @@ from torch import Tensor, nn
 
 from flatgauge.subject import unwrapped
 from flatgauge.surface import LossSurface
-from flatgauge.symmetry.calling import call_of
-from flatgauge.symmetry.finding import check, find_gauge, read_scales
-from flatgauge.symmetry.gauge import GaugeGroup, closed
+from flatgauge.symmetry.finding import find_gauge
+from flatgauge.symmetry.gauge import GaugeGroup
 from flatgauge.symmetry.minimum import TOLERANCE, Edges, rescaled, smallest_sum, total
+from flatgauge.symmetry.of_surface import gauge_of
 from flatgauge.symmetry.pattern import pattern_of
 from flatgauge.symmetry.rescaling import copied
 from flatgauge.symmetry.skeleton import Skeleton, strongest
-
-#: Samples with which the model is read.
-_SAMPLES = 4
 
 
 @dataclass(frozen=True)
@@ -107,10 +104,7 @@ def balanced(surface: LossSurface) -> tuple[LossSurface, list[str]]:
     Returns:
         The surface of the copy, and what is to be said about it.
     """
-    twin = surface.twin()
-    inference, few = read_scales(twin.model, call_of(twin, _SAMPLES))
-    gauge = closed(inference)
-    check(twin.model, gauge, few)
+    gauge, twin = gauge_of(surface), surface.twin()
     found = balance_of(gauge, dict(twin.model.named_parameters()))
     notes = [f"measured in the balanced gauge ({gauge.dim} scales fixed)", *checked(found)]
     apply(found, twin.model)

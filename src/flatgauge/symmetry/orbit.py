@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -11,16 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flatgauge.surface import LossSurface
-from flatgauge.symmetry.calling import call_of
-from flatgauge.symmetry.finding import check, read_scales
-from flatgauge.symmetry.gauge import GaugeGroup, closed
+from flatgauge.symmetry.gauge import GaugeGroup
 from flatgauge.symmetry.links import level, links_of, vanishing
 from flatgauge.symmetry.minimum import Edges, gap, rescaled, smallest_sum
 from flatgauge.symmetry.pattern import NOTHING, Floats, Part, Pattern, pattern_of
-
-#: Samples with which the model is read.
-_SAMPLES = 4
 
 #: What a direction must add to an exponent to count.
 _SMALL = 1e-3
@@ -48,34 +41,6 @@ class Infimum:
     steps: int
     imbalance: float
     gap: float
-
-
-def gauge_of(surface: LossSurface, *, layerwise: bool) -> GaugeGroup:
-    """The gauge group of a surface's model, read once.
-
-    Args:
-        surface: The surface.
-        layerwise: Whether only one scale per tensor is meant.
-
-    Returns:
-        The group.
-    """
-
-    def read() -> GaugeGroup:
-        twin = surface.twin()  # In the precision of the surface.
-        inference, few = read_scales(twin.model, call_of(twin, _SAMPLES))
-        gauge = closed(inference)
-        check(twin.model, gauge, few)
-        return gauge
-
-    # Zeros have every scale: where stored numbers become zero or cease to be, the group changes.
-    zeros = tuple(
-        zlib.crc32((buffer == 0).cpu().numpy().tobytes()) for buffer in surface.model.buffers()
-    )
-    gauge = surface.recall(("gauge", zeros), read, lasting=True)
-    if not layerwise:
-        return gauge
-    return surface.recall(("layerwise gauge", zeros), gauge.layerwise, lasting=True)
 
 
 def smallest_trace(gauge: GaugeGroup, diagonals: Mapping[str, Tensor]) -> Infimum:
