@@ -31,7 +31,6 @@ DEFINED = [
     for surrogate in ("normalized_cross_entropy", None)
     if surrogate is None or build(name).loss != "mse"
 ]
-SMOOTH = [name for name in LAYER_CASES if build(name).curved]
 
 
 def seeded(seed: int = 0) -> Generator:

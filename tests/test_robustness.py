@@ -221,5 +221,7 @@ def test_errors_teach():
         call(matrices=torch.eye(3))
     with pytest.raises(ValueError, match=r"mix input units of different groups.* 2 groups reads"):
         call(matrices=torch.ones(2, 2))
+    with pytest.raises(ValueError, match="`matrices` holds values that are nan or infinite"):
+        call(matrices=torch.full((2, 2), torch.nan))
     with pytest.raises(ValueError, match=r"`first.weight` is read 2 times"):
         feature_robustness(build("tied weights").surface(), "first.weight", generator=seeded())

@@ -245,6 +245,8 @@ def _given(weight: Tensor, matrices: Tensor) -> Iterator[_Move]:
             f"`matrices` has shape {tuple(matrices.shape)}, but the layer has {units} input units; "
             f"give ({units}, {units}) or (k, {units}, {units})."
         )
+    if not bool(stacked.isfinite().all()):
+        raise ValueError("`matrices` holds values that are nan or infinite; give finite ones.")
     blocks = stacked.reshape(-1, groups, inner, groups, inner)
     inside = torch.eye(groups, dtype=torch.bool, device=stacked.device)[:, None, :, None]
     if (blocks.masked_fill(inside, 0.0) != 0).any():
