@@ -206,7 +206,7 @@ def test_weight_decay_is_left_out_and_named():
 
 
 def test_errors_teach():
-    with pytest.raises(ValueError, match=r"`parameters='weights'` must be 'all' or 'layers'"):
+    with pytest.raises(ValueError, match=r"`parameters='weights'` must be 'all' \("):
         fisher_rao_norm(build("mlp").surface(), parameters="weights")
     with pytest.raises(ValueError, match="the model has no layers"):
         fisher_rao_norm(two_weights(2.0, 3.0), parameters="layers")

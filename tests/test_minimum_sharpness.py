@@ -27,7 +27,8 @@ from flatgauge.measures import (
 )
 from flatgauge.symmetry import find_gauge
 from flatgauge.symmetry.gauge import GaugeGroup, Move
-from flatgauge.symmetry.orbit import gauge_of, smallest_trace
+from flatgauge.symmetry.of_surface import gauge_of
+from flatgauge.symmetry.orbit import smallest_trace
 from flatgauge.symmetry.rescaling import multiply
 
 MEASURES = (minimum_sharpness, minimum_sharpness_nodewise)
