@@ -1,0 +1,427 @@
+"""Networks as directed graphs of weights, written out by hand: one edge per weight and tap.
+
+Read as the definition of basis paths reads them: an edge goes from an input, a constant (a bias)
+or a hidden unit (a channel, whatever its positions) to a hidden unit or an output. Activations
+and pools add no edges, and channels joined by an addition are one unit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from cases import Case, build
+from torch import Tensor, nn
+
+INPUT, CONSTANT, OUTPUT = "input", "constant", "output"
+
+
+@dataclass(frozen=True)
+class Edge:
+    """One weight: which entry of which parameter, what it connects, and when it is used."""
+
+    name: str
+    index: int
+    tail: str
+    head: str
+    time: int
+    diagonal_out: bool = False  # The paper's skeleton leaves the tail along it.
+    diagonal_in: bool = False  # The paper's skeleton enters the head along it.
+    factor: float = 1.0  # The edge weighs `factor` times the entry ...
+    mean: float = 0.0  # ... less `mean` times the weight of the scale in front of it.
+    scale: int = -1
+
+
+@dataclass
+class Graph:
+    """A case together with its edges."""
+
+    case: Case
+    edges: list[Edge] = field(default_factory=list)
+
+    @property
+    def units(self) -> list[str]:
+        ends = {INPUT, CONSTANT, OUTPUT}
+        seen = [end for edge in self.edges for end in (edge.tail, edge.head) if end not in ends]
+        return list(dict.fromkeys(seen))
+
+    def linear(
+        self, name: str, tails: list[str], heads: list[str], time: int, *, positions: int = 1
+    ) -> None:
+        """A matrix (out, in); in may be channels times positions, flattened."""
+        for o, head in enumerate(heads):
+            for i, tail in enumerate(tails):
+                for p in range(positions):
+                    centre = p == positions // 2
+                    self.edges.append(
+                        Edge(
+                            name,
+                            (o * len(tails) + i) * positions + p,
+                            tail,
+                            head,
+                            time,
+                            diagonal_out=centre and o == i % len(heads),
+                            diagonal_in=centre and i == o % len(tails),
+                        )
+                    )
+
+    def conv(
+        self,
+        name: str,
+        tails: list[str],
+        heads: list[str],
+        time: int,
+        *,
+        taps: int,
+        groups: int = 1,
+        transposed: bool = False,
+    ) -> None:
+        """A kernel (out, in / groups, taps), or (in, out / groups, taps) if transposed."""
+        inner, outer = len(tails) // groups, len(heads) // groups
+        for g in range(groups):
+            for o in range(outer):
+                for i in range(inner):
+                    for t in range(taps):
+                        plain = ((g * outer + o) * inner + i) * taps + t
+                        turned = ((g * inner + i) * outer + o) * taps + t
+                        self.edges.append(
+                            Edge(
+                                name,
+                                turned if transposed else plain,
+                                tails[g * inner + i],
+                                heads[g * outer + o],
+                                time,
+                                diagonal_out=t == taps // 2 and o == i % outer,
+                                diagonal_in=t == taps // 2 and i == o % inner,
+                            )
+                        )
+
+    def bias(self, name: str, heads: list[str], time: int) -> None:
+        for o, head in enumerate(heads):
+            self.edges.append(Edge(name, o, CONSTANT, head, time))
+
+    def norm(
+        self, name: str, module: nn.Module, tails: list[str], heads: list[str], time: int
+    ) -> None:
+        """Stored statistics: a diagonal layer γ/√(var + eps) and a bias β − γ mean/√(var + eps)."""
+        for o, (tail, head) in enumerate(zip(tails, heads, strict=True)):
+            factor = 1 / math.sqrt(module.running_var[o].item() + module.eps)
+            self.edges.append(Edge(f"{name}.weight", o, tail, head, time, True, True, factor))
+        for o, head in enumerate(heads):
+            scale = len(self.edges) - len(heads)
+            mean = module.running_mean[o].item()
+            self.edges.append(Edge(f"{name}.bias", o, CONSTANT, head, time, mean=mean, scale=scale))
+
+    def weights(self) -> list[float]:
+        """What every edge weighs, read off the model."""
+        entries = {name: p.detach().reshape(-1) for name, p in self.case.model.named_parameters()}
+        found: list[float] = []
+        for edge in self.edges:
+            weight = edge.factor * entries[edge.name][edge.index].item()
+            found.append(weight - edge.mean * found[edge.scale] if edge.scale >= 0 else weight)
+        return found
+
+    def parameters(self, weights: Tensor) -> dict[str, Tensor]:
+        """The model's parameters when the edges weigh this much: differentiable."""
+        state = dict(self.case.model.named_parameters())
+        factor = torch.tensor([edge.factor for edge in self.edges], dtype=torch.float64)
+        mean = torch.tensor([edge.mean for edge in self.edges], dtype=torch.float64)
+        scale = torch.tensor([max(edge.scale, 0) for edge in self.edges])
+        entries = (weights + mean * weights[scale]) / factor
+        found = {}
+        for name, tensor in state.items():
+            mine = [n for n, edge in enumerate(self.edges) if edge.name == name]
+            place = torch.tensor([self.edges[n].index for n in mine])
+            flat = tensor.detach().reshape(-1).clone()
+            found[name] = (
+                flat.index_put((place,), entries[torch.tensor(mine)]).view(tensor.shape)
+                if mine
+                else tensor.detach()
+            )
+        return found
+
+
+def names(layer: str, count: int) -> list[str]:
+    return [f"{layer}[{i}]" for i in range(count)]
+
+
+# -- further models ----------------------------------------------------------------------------
+
+
+class Stream(nn.Module):
+    """x + W2 relu(W1 x) on a stream between two linear maps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.first = nn.Linear(4, 3), nn.Linear(3, 2)
+        self.second, self.head = nn.Linear(2, 3, bias=False), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.stem(x))
+        x = torch.relu(x + self.second(torch.relu(self.first(x))))
+        return self.head(x)
+
+
+class LateBias(Stream):
+    """The same with a bias that enters the stream only after the stream has been read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.second = nn.Linear(2, 3)
+
+
+class Fork(nn.Module):
+    """Two branches of one hidden layer, side by side in front of the head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 3)
+        self.left, self.right = nn.Linear(3, 2), nn.Linear(3, 3, bias=False)
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.first(x))
+        parts = torch.relu(self.left(x)), torch.relu(self.right(x))
+        return self.head(torch.cat(parts, 1))
+
+
+class DeepFork(nn.Module):
+    """One branch is two layers deep and comes first: its units are done before the fork is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 3)
+        self.left, self.deeper = nn.Linear(3, 2), nn.Linear(2, 2)
+        self.right = nn.Linear(3, 2, bias=False)
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.first(x))
+        left = torch.relu(self.deeper(torch.relu(self.left(x))))
+        return self.head(torch.cat((left, torch.relu(self.right(x))), 1))
+
+
+def _made(make: Callable[[], nn.Module], shape: tuple[int, ...], *, seed: int = 0) -> Case:
+    """A model of our own as a case: three classes, eleven samples, float64."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = make().double()
+        for module in model.modules():
+            if isinstance(module, nn.BatchNorm2d):
+                module.running_mean = torch.randn(module.num_features).double() * 0.3
+                module.running_var = torch.rand(module.num_features).double() + 0.5
+                nn.init.uniform_(module.weight, 0.5, 1.5)
+                nn.init.normal_(module.bias)
+        inputs, targets = torch.randn(11, *shape).double(), torch.randint(0, 3, (11,))
+    return Case(model.eval(), "cross_entropy", F.cross_entropy, inputs, targets)
+
+
+# -- their graphs ------------------------------------------------------------------------------
+
+
+def equal_width(seed: int = 0) -> Graph:
+    """The network of the paper: one width throughout, no biases."""
+    graph = Graph(
+        _made(
+            lambda: nn.Sequential(
+                *(nn.Linear(3, 3, bias=False), nn.ReLU(), nn.Linear(3, 3, bias=False)),
+                *(nn.ReLU(), nn.Linear(3, 3, bias=False)),
+            ),
+            (3,),
+            seed=seed,
+        )
+    )
+    one, two = names("one", 3), names("two", 3)
+    graph.linear("0.weight", [INPUT] * 3, one, 0)
+    graph.linear("2.weight", one, two, 1)
+    graph.linear("4.weight", two, [OUTPUT] * 3, 2)
+    return graph
+
+
+def mlp(case: str = "mlp", widths: tuple[int, ...] = (4, 5, 4, 3), seed: int = 0) -> Graph:
+    """Unequal widths, with biases where the case has them."""
+    graph = Graph(build(case, seed=seed))
+    present = dict(graph.case.model.named_parameters())
+    tails = [INPUT] * widths[0]
+    for n, width in enumerate(widths[1:]):
+        last = n == len(widths) - 2
+        heads = [OUTPUT] * width if last else names(f"hidden {n}", width)
+        graph.linear(f"{2 * n}.weight", tails, heads, n)
+        if f"{2 * n}.bias" in present:
+            graph.bias(f"{2 * n}.bias", heads, n)
+        tails = heads
+    return graph
+
+
+def conv_pool(seed: int = 0) -> Graph:
+    graph = Graph(build("conv and max-pool", seed=seed))
+    one, two = names("one", 3), names("two", 2)
+    graph.conv("0.weight", [INPUT], one, 0, taps=9)
+    graph.bias("0.bias", one, 0)
+    graph.conv("3.weight", one, two, 1, taps=9)
+    graph.bias("3.bias", two, 1)
+    graph.linear("6.weight", two, [OUTPUT] * 3, 2, positions=4)
+    graph.bias("6.bias", [OUTPUT] * 3, 2)
+    return graph
+
+
+def conv_norm(seed: int = 0) -> Graph:
+    """A strided convolution without bias under a batch-norm with stored statistics."""
+    case = _made(
+        lambda: nn.Sequential(
+            *(nn.Conv2d(2, 3, 3, stride=2, padding=1, bias=False), nn.BatchNorm2d(3), nn.ReLU()),
+            *(nn.Flatten(), nn.Linear(12, 3)),
+        ),
+        (2, 4, 4),
+        seed=seed,
+    )
+    graph = Graph(case)
+    before, after = names("before", 3), names("after", 3)
+    graph.conv("0.weight", [INPUT] * 2, before, 0, taps=9)
+    graph.norm("1", case.model[1], before, after, 1)
+    graph.linear("4.weight", after, [OUTPUT] * 3, 2, positions=4)
+    graph.bias("4.bias", [OUTPUT] * 3, 2)
+    return graph
+
+
+def stream(seed: int = 0, make: type[Stream] = Stream) -> Graph:
+    graph = Graph(_made(make, (4,), seed=seed))
+    joined, inner = names("stream", 3), names("inner", 2)
+    graph.linear("stem.weight", [INPUT] * 4, joined, 0)
+    graph.bias("stem.bias", joined, 0)
+    graph.linear("first.weight", joined, inner, 1)
+    graph.bias("first.bias", inner, 1)
+    graph.linear("second.weight", inner, joined, 2)
+    if make is LateBias:
+        graph.bias("second.bias", joined, 2)
+    graph.linear("head.weight", joined, [OUTPUT] * 3, 3)
+    graph.bias("head.bias", [OUTPUT] * 3, 3)
+    return graph
+
+
+def late_bias(seed: int = 0) -> Graph:
+    return stream(seed, LateBias)
+
+
+def residual(seed: int = 0) -> Graph:
+    """Convolutions and batch-norms around a skip connection, the positions averaged."""
+    graph = Graph(build("residual with batch-norm", seed=seed))
+    model = graph.case.model
+    before, joined, inner = names("before", 3), names("stream", 3), names("inner", 3)
+    graph.conv("stem.weight", [INPUT] * 2, before, 0, taps=9)
+    graph.norm("norm0", model.norm0, before, joined, 1)
+    graph.conv("conv.weight", joined, inner, 2, taps=9)
+    graph.norm("norm", model.norm, inner, joined, 3)
+    graph.linear("head.weight", joined, [OUTPUT] * 3, 4)
+    graph.bias("head.bias", [OUTPUT] * 3, 4)
+    return graph
+
+
+def fork(seed: int = 0) -> Graph:
+    graph = Graph(_made(Fork, (4,), seed=seed))
+    first, left, right = names("first", 3), names("left", 2), names("right", 3)
+    graph.linear("first.weight", [INPUT] * 4, first, 0)
+    graph.bias("first.bias", first, 0)
+    graph.linear("left.weight", first, left, 1)
+    graph.bias("left.bias", left, 1)
+    graph.linear("right.weight", first, right, 2)
+    graph.linear("head.weight", left + right, [OUTPUT] * 3, 3)
+    graph.bias("head.bias", [OUTPUT] * 3, 3)
+    return graph
+
+
+def deep_fork(seed: int = 0) -> Graph:
+    graph = Graph(_made(DeepFork, (4,), seed=seed))
+    first, left, deeper, right = (names(n, k) for n, k in zip("fldr", (3, 2, 2, 2), strict=True))
+    graph.linear("first.weight", [INPUT] * 4, first, 0)
+    graph.bias("first.bias", first, 0)
+    graph.linear("left.weight", first, left, 1)
+    graph.bias("left.bias", left, 1)
+    graph.linear("deeper.weight", left, deeper, 2)
+    graph.bias("deeper.bias", deeper, 2)
+    graph.linear("right.weight", first, right, 3)
+    graph.linear("head.weight", deeper + right, [OUTPUT] * 3, 4)
+    graph.bias("head.bias", [OUTPUT] * 3, 4)
+    return graph
+
+
+def grouped(seed: int = 0) -> Graph:
+    graph = Graph(build("grouped and dilated conv", seed=seed))
+    one, two = names("one", 4), names("two", 4)
+    graph.conv("0.weight", [INPUT] * 2, one, 0, taps=9, groups=2)
+    graph.bias("0.bias", one, 0)
+    graph.conv("2.weight", one, two, 1, taps=9, groups=4)
+    graph.bias("2.bias", two, 1)
+    graph.linear("5.weight", two, [OUTPUT] * 3, 2, positions=4)
+    graph.bias("5.bias", [OUTPUT] * 3, 2)
+    return graph
+
+
+def depthwise(seed: int = 0) -> Graph:
+    """A depthwise and a pointwise convolution, and positions averaged."""
+    graph = Graph(
+        _made(
+            lambda: nn.Sequential(
+                *(nn.Conv2d(2, 3, 1), nn.ReLU(), nn.Conv2d(3, 3, 2, groups=3), nn.ReLU()),
+                *(nn.AvgPool2d(3), nn.Conv2d(3, 3, 1), nn.Flatten()),
+            ),
+            (2, 4, 4),
+            seed=seed,
+        )
+    )
+    one, two = names("one", 3), names("two", 3)
+    graph.conv("0.weight", [INPUT] * 2, one, 0, taps=1)
+    graph.bias("0.bias", one, 0)
+    graph.conv("2.weight", one, two, 1, taps=4, groups=3)
+    graph.bias("2.bias", two, 1)
+    graph.conv("5.weight", two, [OUTPUT] * 3, 2, taps=1)
+    graph.bias("5.bias", [OUTPUT] * 3, 2)
+    return graph
+
+
+def one_dimension(seed: int = 0) -> Graph:
+    graph = Graph(build("1-d conv", seed=seed))
+    before, one, two = names("before", 4), names("one", 4), names("two", 4)
+    graph.conv("0.weight", [INPUT] * 2, before, 0, taps=3)
+    graph.bias("0.bias", before, 0)
+    graph.norm("1", graph.case.model[1], before, one, 1)
+    graph.conv("3.weight", one, two, 2, taps=2, groups=2)
+    graph.bias("3.bias", two, 2)
+    graph.linear("6.weight", two, [OUTPUT] * 3, 3, positions=2)
+    graph.bias("6.bias", [OUTPUT] * 3, 3)
+    return graph
+
+
+def transposed(seed: int = 0) -> Graph:
+    graph = Graph(build("transposed conv", seed=seed))
+    one, two = names("one", 4), names("two", 2)
+    graph.conv("0.weight", [INPUT] * 2, one, 0, taps=9, groups=2, transposed=True)
+    graph.bias("0.bias", one, 0)
+    graph.conv("2.weight", one, two, 1, taps=2, transposed=True)
+    graph.linear("6.weight", two, [OUTPUT] * 3, 2, positions=4)
+    graph.bias("6.bias", [OUTPUT] * 3, 2)
+    return graph
+
+
+#: By name; `fork`s have no diagonal that the definition fixes.
+GRAPHS: dict[str, Callable[..., Graph]] = {
+    "equal width": equal_width,
+    "mlp": mlp,
+    "mlp without biases": lambda seed=0: mlp("mlp without biases", seed=seed),
+    "leaky relu with mse": lambda seed=0: mlp("leaky relu with mse", (3, 5, 4, 2), seed=seed),
+    "conv and max-pool": conv_pool,
+    "conv and batch-norm": conv_norm,
+    "stream": stream,
+    "late bias": late_bias,
+    "residual with batch-norm": residual,
+    "fork": fork,
+    "deep fork": deep_fork,
+    "grouped and dilated conv": grouped,
+    "depthwise conv": depthwise,
+    "1-d conv": one_dimension,
+    "transposed conv": transposed,
+}
+FORKED = ("fork", "deep fork")
