@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator
 
 import torch
-from path_networks import CONSTANT, INPUT, OUTPUT, Edge, Graph
+from path_graph import CONSTANT, INPUT, OUTPUT, Edge, Graph
 from torch import Tensor
 from torch.func import functional_call
 
@@ -260,3 +260,15 @@ def rescaled(graph: Graph, generator: torch.Generator) -> list[float]:
         weight * factors.get(edge.head, 1.0) / factors.get(edge.tail, 1.0)
         for weight, edge in zip(graph.weights(), graph.edges, strict=True)
     ]
+
+
+def numbers(paths: Paths, entries: list[tuple[str, Tensor]]) -> list[int]:
+    """Where the coordinates that are listed as entries of parameters stand among the reference's.
+
+    Fails unless both have the same coordinates.
+    """
+    listed = [(name, index) for name, indices in entries for index in indices.tolist()]
+    mine = {(paths.edges[n].name, paths.edges[n].index): i for i, n in enumerate(paths.coordinates)}
+    assert len(set(listed)) == len(listed)
+    assert set(listed) == set(mine)
+    return [mine[key] for key in listed]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -38,9 +39,7 @@ def test_there_are_m_less_h_independent_paths(name, skeleton):
     assert np.linalg.matrix_rank(vectors(basis, len(graph.edges))) == len(basis)
     for path in basis:  # A signal can take it.
         steps = [graph.edges[n] for n in path]
-        assert all(
-            a.head == b.tail and a.time < b.time for a, b in zip(steps, steps[1:], strict=False)
-        )
+        assert all(a.head == b.tail and a.time < b.time for a, b in pairwise(steps))
 
 
 @pytest.mark.parametrize("name", SMALL)
