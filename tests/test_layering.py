@@ -30,6 +30,7 @@ LAYERS = [
     ["second_order"],
     ["surface"],
     ["curvature", "examples", "symmetry"],
+    ["path_space"],
     ["geometry"],
     ["functionals"],
     ["grid"],

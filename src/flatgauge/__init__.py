@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from flatgauge.grid import cell
     from flatgauge.measures import catalogue
     from flatgauge.measuring import measure
+    from flatgauge.path_space import BasisPaths, basis_paths
     from flatgauge.report import Certificate, Report
     from flatgauge.robustness import feature_robustness
     from flatgauge.surface import LossSurface
@@ -26,12 +27,14 @@ if TYPE_CHECKING:
 
 # Names are looked up at first use, so that the command line answers before torch is loaded.
 _HOMES = {
+    "BasisPaths": "path_space",
     "Certificate": "report",
     "Estimate": "estimators",
     "GaugeGroup": "symmetry",
     "LossSurface": "surface",
     "Report": "report",
     "balance": "symmetry",
+    "basis_paths": "path_space",
     "catalogue": "measures",
     "cell": "grid",
     "certify": "certifying",
@@ -45,12 +48,14 @@ _HOMES = {
 _PACKAGES = ("curvature", "estimators", "functionals", "geometry", "measures", "symmetry")
 
 __all__ = [
+    "BasisPaths",
     "Certificate",
     "Estimate",
     "GaugeGroup",
     "LossSurface",
     "Report",
     "balance",
+    "basis_paths",
     "catalogue",
     "cell",
     "certify",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import torch
 from torch import Tensor, fx
@@ -28,6 +29,27 @@ _ONE = Fraction(1)
 
 
 @dataclass(frozen=True)
+class StoredNorm:
+    """A batch-norm with stored statistics: y = γ (x - mean) / √(variance + ε) + β.
+
+    Attributes:
+        weight: The parameter γ, None if it has none.
+        bias: The parameter β.
+        mean: The stored mean.
+        variance: The stored variance.
+        epsilon: ε.
+        before: The parameter that the op before adds to x, where nothing but this norm reads x.
+    """
+
+    weight: str | None
+    bias: str | None
+    mean: str
+    variance: str
+    epsilon: float
+    before: str | None
+
+
+@dataclass(frozen=True)
 class Inference:
     """The scales of everything that can be rescaled, and the equations between them.
 
@@ -38,6 +60,7 @@ class Inference:
         pins: The ops that allow no scaling.
         outputs: The scales of the model's outputs.
         uses: For every op in order, the unknowns of its outputs and of what it reads.
+        norms: The batch-norms with stored statistics.
     """
 
     system: System
@@ -46,6 +69,7 @@ class Inference:
     pins: list[Pin]
     outputs: list[Scale]
     uses: list[tuple[list[Ids], list[Ids]]]
+    norms: tuple[StoredNorm, ...]
 
 
 def infer(graph: ModelGraph, state: Mapping[str, Tensor]) -> Inference:
@@ -112,8 +136,9 @@ class _Walk:
             written = self._found.get(node)
             if isinstance(written, Scale):
                 self._system.pin(written)
+        norms = tuple(_norms(self._graph))
         return Inference(
-            self._system, self._scales, self._followers, self._pins, outputs, self._uses
+            self._system, self._scales, self._followers, self._pins, outputs, self._uses, norms
         )
 
     def _parameter(self, name: str) -> Scale:
@@ -244,6 +269,25 @@ def _roles(graph: ModelGraph) -> dict[str, str]:
         name: next(iter(roles)) if roles in ({"running_mean"}, {"running_var"}) else "constant"
         for name, roles in seen.items()
     }
+
+
+def _norms(graph: ModelGraph) -> Iterator[StoredNorm]:
+    """The batch-norms that use stored statistics."""
+    names = graph.held | graph.buffers
+    for node in graph.nodes:
+        given: dict[str, Any] = arguments_of(node) if op_name(node) in _NORMS else {}
+        if given.get("training") or given.get("running_mean") not in names:
+            continue
+        source = given["input"]
+        added = arguments_of(source).get("bias") if op_name(source) else None
+        yield StoredNorm(
+            weight=names.get(given["weight"]),
+            bias=names.get(given["bias"]),
+            mean=names[given["running_mean"]],
+            variance=names[given["running_var"]],
+            epsilon=float(given["eps"]),
+            before=names.get(added) if added is not None and len(source.users) == 1 else None,
+        )
 
 
 def _overlapping(tensors: Mapping[str, Tensor]) -> set[str]:

@@ -1,0 +1,128 @@
+"""From the values of basis paths to weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flatgauge.path_space.edges import Edges
+from flatgauge.path_space.folding import Folded
+from flatgauge.symmetry.pattern import NOTHING, Floats, Integers
+
+
+class PathMap:
+    r"""Weights as a function of the values of basis paths, the free weights as they are.
+
+    .. math:: w_e(v) = w_e \cdot \frac{v_e}{v_e^0} \cdot \frac{v_{k(b)}^0}{v_{k(b)}}
+
+    for a weight e that leaves hidden unit b, whose root coordinate is k(b); without the last factor
+    for one that leaves an input or a constant. At v⁰ itself all factors are one, exactly.
+
+    Args:
+        edges: The weights.
+        folded: Batch-norms.
+        parameters: The parameters as they are, by name.
+        places: Which of the weights have a coordinate.
+        values: The values v⁰ of the paths.
+        slopes: What a weight of zero is multiplied with its path's value to give: 1 / (P(b) R(a)).
+        roots: For every coordinate, the root of the unit that its weight leaves, or `NOTHING`.
+    """
+
+    def __init__(
+        self,
+        edges: Edges,
+        folded: Folded,
+        parameters: Mapping[str, Tensor],
+        places: Integers,
+        values: Floats,
+        slopes: Floats,
+        roots: Integers,
+    ) -> None:
+        self._edges = edges
+        rows = [parameters[name].detach().double().cpu().reshape(-1) for name in edges.names]
+        self.base = torch.cat([torch.zeros(0, dtype=torch.float64), *rows])
+        self.places, self.values = torch.from_numpy(places), torch.from_numpy(values)
+        # Coordinates beside an input or a constant have no root: theirs is the one behind the end.
+        self.roots = torch.from_numpy(np.where(roots == NOTHING, len(places), roots))
+        shifted, stretch = np.zeros(edges.weights.size, bool), np.ones(edges.weights.size)
+        weights, biases, couplings = [], [], []
+        for one in folded.couplings:
+            weight, bias = (
+                edges.starts[name] + np.arange(one.slope.size) for name in (one.weight, one.bias)
+            )
+            shifted[bias], stretch[weight] = True, one.spread
+            weights.append(weight)
+            biases.append(bias)
+            couplings.append(one.slope)
+        self._shifted = torch.from_numpy(shifted[places])
+        self.folded = torch.from_numpy(edges.weights[places])
+        # What is multiplied: the weight itself, or the folded bias, which moves the real one.
+        self._amounts = torch.where(self._shifted, self.folded, self.base[self.places])
+        self._slopes = torch.from_numpy(slopes * stretch[places])
+        moving = np.isin(np.concatenate([[], *weights]).astype(np.int64), places)
+        self._weights, self._biases, self._couplings = (
+            torch.from_numpy(np.concatenate([[], *rows]).astype(kind)[moving])
+            for rows, kind in ((weights, np.int64), (biases, np.int64), (couplings, np.float64))
+        )
+
+    def __call__(self, values: Tensor) -> Tensor:
+        """All weights in one row.
+
+        Args:
+            values: The values of the paths.
+
+        Returns:
+            The weights, in the order of the model's parameters, on the device of `values`.
+        """
+        known = self.values.to(values)
+        ratios = values / torch.where(known == 0, 1.0, known)
+        scaled = torch.where(
+            known == 0, values * self._slopes.to(values), self._amounts.to(values) * ratios
+        )
+        inverse = known / values
+        factors = torch.cat([inverse, inverse.new_ones(1)])[self.roots.to(values.device)]
+        return self.coupled(self._placed(scaled * factors))
+
+    def _placed(self, moved: Tensor) -> Tensor:
+        """The row with some weights replaced."""
+        base, shifted = self.base.to(moved), self._shifted.to(moved.device)
+        places = self.places.to(moved.device)
+        moved = torch.where(shifted, base[places] + (moved - self._amounts.to(moved)), moved)
+        return base.index_copy(0, places, moved)
+
+    def relative(self, logs: Tensor) -> Tensor:
+        """All weights in one row, at values v⁰ exp(t).
+
+        Args:
+            logs: t, one per path. A path of value zero stays as it is.
+
+        Returns:
+            The weights.
+        """
+        padded = torch.cat([logs, logs.new_zeros(1)])
+        powers = torch.exp(logs - padded[self.roots.to(logs.device)])
+        return self.coupled(self._placed(self._amounts.to(logs) * powers))
+
+    def coupled(self, row: Tensor) -> Tensor:
+        """The row with the biases of batch-norms moved along with their weights."""
+        if not len(self._weights):
+            return row
+        weights, biases = self._weights.to(row.device), self._biases.to(row.device)
+        moved = self._couplings.to(row) * (row[weights] - self.base.to(row)[weights])
+        return row.index_add(0, biases, moved)
+
+    @property
+    def follows(self) -> Tensor:
+        """Which coordinates move a bias along with their weight."""
+        return torch.isin(self.places, self._weights)
+
+    def split(self, row: Tensor) -> dict[str, Tensor]:
+        """A row as parameters, by name."""
+        found = {}
+        for name, shape in zip(self._edges.names, self._edges.shapes, strict=True):
+            start = self._edges.starts[name]
+            found[name] = row[start : start + int(np.prod(shape))].reshape(shape)
+        return found
