@@ -102,15 +102,25 @@ class Graph:
             self.edges.append(Edge(name, o, CONSTANT, head, time))
 
     def norm(
-        self, name: str, module: nn.Module, tails: list[str], heads: list[str], time: int
+        self,
+        name: str,
+        module: nn.Module,
+        tails: list[str],
+        heads: list[str],
+        time: int,
+        *,
+        bias: Tensor | None = None,
     ) -> None:
-        """Stored statistics: a diagonal layer γ/√(var + eps) and a bias β − γ mean/√(var + eps)."""
+        """Stored statistics: a diagonal layer γ/√(var + eps) and a bias β − γ mean/√(var + eps).
+
+        A bias of the layer in front is folded in with the mean: it is no edge of its own.
+        """
         for o, (tail, head) in enumerate(zip(tails, heads, strict=True)):
             factor = 1 / math.sqrt(module.running_var[o].item() + module.eps)
             self.edges.append(Edge(f"{name}.weight", o, tail, head, time, True, True, factor))
         for o, head in enumerate(heads):
             scale = len(self.edges) - len(heads)
-            mean = module.running_mean[o].item()
+            mean = module.running_mean[o].item() - (0.0 if bias is None else bias[o].item())
             self.edges.append(Edge(f"{name}.bias", o, CONSTANT, head, time, mean=mean, scale=scale))
 
     def weights(self) -> list[float]:

@@ -64,11 +64,44 @@ class DeepFork(nn.Module):
         self.left, self.deeper = nn.Linear(3, 2), nn.Linear(2, 2)
         self.right = nn.Linear(3, 2, bias=False)
         self.head = nn.Linear(4, 3)
+        with torch.no_grad():
+            self.deeper.weight.mul_(4)  # The strongest way leads through it.
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.relu(self.first(x))
         left = torch.relu(self.deeper(torch.relu(self.left(x))))
         return self.head(torch.cat((left, torch.relu(self.right(x))), 1))
+
+
+class Crossroads(Stream):
+    """A stream that an output reads before, and an input enters after, the block around it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.early, self.late = nn.Linear(3, 3, bias=False), nn.Linear(4, 3, bias=False)
+        with torch.no_grad():
+            self.early.weight.mul_(3)  # Both would be the strongest edges of their units.
+            self.late.weight.mul_(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        stream = torch.relu(self.stem(x))
+        early = self.early(stream)
+        stream = stream + self.second(torch.relu(self.first(stream))) + self.late(x)
+        return self.head(torch.relu(stream)) + early
+
+
+class Preactivation(nn.Module):
+    """A stream that is normalized where it is read, so that the scales are off the skeleton."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Linear(4, 3), nn.BatchNorm1d(3)
+        self.second, self.head = nn.Linear(3, 3, bias=False), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        x = x + self.second(torch.relu(self.norm(x)))
+        return self.head(torch.relu(x))
 
 
 def _made(make: Callable[[], nn.Module], shape: tuple[int, ...], *, seed: int = 0) -> Case:
@@ -77,7 +110,7 @@ def _made(make: Callable[[], nn.Module], shape: tuple[int, ...], *, seed: int = 
         torch.manual_seed(seed)
         model = make().double()
         for module in model.modules():
-            if isinstance(module, nn.BatchNorm2d):
+            if isinstance(module, (nn.BatchNorm1d, nn.BatchNorm2d)):
                 module.running_mean = torch.randn(module.num_features).double() * 0.3
                 module.running_var = torch.rand(module.num_features).double() + 0.5
                 nn.init.uniform_(module.weight, 0.5, 1.5)
@@ -173,6 +206,33 @@ def late_bias(seed: int = 0) -> Graph:
     return stream(seed, LateBias)
 
 
+def crossroads(seed: int = 0) -> Graph:
+    graph = Graph(_made(Crossroads, (4,), seed=seed))
+    joined, inner = names("stream", 3), names("inner", 2)
+    graph.linear("stem.weight", [INPUT] * 4, joined, 0)
+    graph.bias("stem.bias", joined, 0)
+    graph.linear("early.weight", joined, [OUTPUT] * 3, 1)
+    graph.linear("first.weight", joined, inner, 2)
+    graph.bias("first.bias", inner, 2)
+    graph.linear("second.weight", inner, joined, 3)
+    graph.linear("late.weight", [INPUT] * 4, joined, 4)
+    graph.linear("head.weight", joined, [OUTPUT] * 3, 5)
+    graph.bias("head.bias", [OUTPUT] * 3, 5)
+    return graph
+
+
+def preactivation(seed: int = 0) -> Graph:
+    graph = Graph(_made(Preactivation, (4,), seed=seed))
+    joined, inner = names("stream", 3), names("inner", 3)
+    graph.linear("stem.weight", [INPUT] * 4, joined, 0)
+    graph.bias("stem.bias", joined, 0)
+    graph.norm("norm", graph.case.model.norm, joined, inner, 1)
+    graph.linear("second.weight", inner, joined, 2)
+    graph.linear("head.weight", joined, [OUTPUT] * 3, 3)
+    graph.bias("head.bias", [OUTPUT] * 3, 3)
+    return graph
+
+
 def residual(seed: int = 0) -> Graph:
     """Convolutions and batch-norms around a skip connection, the positions averaged."""
     graph = Graph(build("residual with batch-norm", seed=seed))
@@ -253,8 +313,8 @@ def one_dimension(seed: int = 0) -> Graph:
     graph = Graph(build("1-d conv", seed=seed))
     before, one, two = names("before", 4), names("one", 4), names("two", 4)
     graph.conv("0.weight", [INPUT] * 2, before, 0, taps=3)
-    graph.bias("0.bias", before, 0)
-    graph.norm("1", graph.case.model[1], before, one, 1)
+    model = graph.case.model
+    graph.norm("1", model[1], before, one, 1, bias=model[0].bias)
     graph.conv("3.weight", one, two, 2, taps=2, groups=2)
     graph.bias("3.bias", two, 2)
     graph.linear("6.weight", two, [OUTPUT] * 3, 3, positions=2)
@@ -283,6 +343,8 @@ GRAPHS: dict[str, Callable[..., Graph]] = {
     "conv and batch-norm": conv_norm,
     "stream": stream,
     "late bias": late_bias,
+    "crossroads": crossroads,
+    "pre-activation": preactivation,
     "residual with batch-norm": residual,
     "fork": fork,
     "deep fork": deep_fork,
@@ -292,3 +354,5 @@ GRAPHS: dict[str, Callable[..., Graph]] = {
     "transposed conv": transposed,
 }
 FORKED = ("fork", "deep fork")
+#: Units that are entered more than once or read before they are complete.
+STREAMS = ("stream", "late bias", "crossroads", "pre-activation", "residual with batch-norm")

@@ -168,14 +168,16 @@ class Paths:
             tail, head = self.edges[n].tail, self.edges[n].head
             return math.copysign(1.0, self.r(head)) * values[place[n]] / reach(tail)
 
-        found = []
-        for n, edge in enumerate(self.edges):
-            if n in self.free or n not in place:
-                found.append(torch.tensor(self.weights[n], dtype=torch.float64))
-            else:
-                back = 1.0 if edge.tail in SOURCES else abs(self.r(edge.tail))
-                found.append(gauged(n) * back / abs(self.r(edge.head)))
-        return torch.stack(found)
+        moving = [self.edges[n] for n in self.coordinates]
+        signs = [math.copysign(1.0, self.r(edge.head)) for edge in moving]
+        back = [
+            (1.0 if edge.tail in SOURCES else abs(self.r(edge.tail))) / abs(self.r(edge.head))
+            for edge in moving
+        ]
+        found = torch.tensor(signs).double() * values / torch.stack([reach(e.tail) for e in moving])
+        weights = torch.tensor(self.weights, dtype=torch.float64)
+        place_of = torch.tensor(self.coordinates)
+        return weights.index_put((place_of,), found * torch.tensor(back, dtype=torch.float64))
 
     def loss(self, values: Tensor) -> Tensor:
         """L(v): map back, run the network."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import math
+from functools import cache
 
 import pytest
 import torch
 from path_graph import Graph
-from path_networks import FORKED, GRAPHS, mlp, stream
+from path_networks import FORKED, GRAPHS, STREAMS, mlp, stream
 from path_reference import Paths, numbers
 from torch import Generator, Tensor, nn
 
@@ -28,13 +29,25 @@ def source(seed: int = 0) -> Generator:
     return Generator().manual_seed(seed)
 
 
+@cache
+def known(name: str, skeleton: str) -> tuple[Graph, BasisPaths]:
+    """A graph that no test changes, with its paths."""
+    graph = GRAPHS[name]()
+    return graph, found(graph, skeleton)
+
+
 def found(graph: Graph, skeleton: str = "strongest") -> BasisPaths:
     return fg.basis_paths(graph.case.model, graph.case.inputs, skeleton=skeleton)
 
 
 def assert_the_definition(graph: Graph, skeleton: str = "strongest") -> tuple[BasisPaths, Paths]:
+    paths = found(graph, skeleton)
+    return paths, compared(graph, paths, skeleton)
+
+
+def compared(graph: Graph, paths: BasisPaths, skeleton: str) -> Paths:
     """Same coordinates, same values, same units left out."""
-    paths, reference = found(graph, skeleton), Paths(graph, skeleton)
+    reference = Paths(graph, skeleton)
     place = numbers(reference, paths.entries)
     torch.testing.assert_close(paths.values, reference.values[place], rtol=1e-12, atol=0)
     assert paths.values.isfinite().all()
@@ -44,7 +57,7 @@ def assert_the_definition(graph: Graph, skeleton: str = "strongest") -> tuple[Ba
     assert paths.smallest == pytest.approx(reference.smallest, rel=1e-12)
     sizes = sorted(abs(reference.u(unit)) for unit in reference.kept)
     assert sorted(paths.values[paths.roots].abs().tolist()) == pytest.approx(sizes, rel=1e-12)
-    return paths, reference
+    return reference
 
 
 def moved(values: Tensor, seed: int = 0) -> Tensor:
@@ -57,22 +70,21 @@ def moved(values: Tensor, seed: int = 0) -> Tensor:
 
 @pytest.mark.parametrize(("name", "skeleton"), BOTH)
 def test_values_are_products_along_the_paths(name, skeleton):
-    graph = GRAPHS[name]()
-    paths, reference = assert_the_definition(graph, skeleton)
+    graph, paths = known(name, skeleton)
+    reference = compared(graph, paths, skeleton)
     free = {(reference.edges[n].name, reference.edges[n].index) for n in reference.free}
     assert {(edge.name, edge.index) for edge in paths.free} == free
     assert paths.skeleton == skeleton
     assert paths.m == len(graph.edges)
     assert paths.hidden == len(graph.units)
-    assert paths.hidden == fg.find_gauge(graph.case.model, graph.case.inputs).dim
     assert not paths.dropped
     assert not paths.tied
     assert len(set(paths.names)) == len(paths)
     assert skeleton in paths.describe()
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
-@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("name", ["mlp", "deep fork", *STREAMS])
 def test_the_strongest_skeleton_at_other_weights(name, seed):
     assert_the_definition(GRAPHS[name](seed=seed))
 
@@ -81,8 +93,7 @@ def test_the_strongest_skeleton_at_other_weights(name, seed):
 @pytest.mark.parametrize("name", FORKED)
 def test_branches_have_as_many_paths_whatever_the_skeleton(name, skeleton):
     """Which branch the diagonal follows is a convention; the count and the way back are not."""
-    graph = GRAPHS[name]()
-    paths = found(graph, skeleton)
+    graph, paths = known(name, skeleton)
     assert len(paths) == len(graph.edges) - len(graph.units)
     assert paths.values[paths.roots].abs().min().item() == paths.smallest
     state = paths.to_weights(moved(paths.values))
@@ -96,8 +107,8 @@ def test_branches_have_as_many_paths_whatever_the_skeleton(name, skeleton):
 
 @pytest.mark.parametrize(("name", "skeleton"), BOTH)
 def test_weights_follow_from_values(name, skeleton):
-    graph = GRAPHS[name]()
-    paths, reference = assert_the_definition(graph, skeleton)
+    graph, paths = known(name, skeleton)
+    reference = compared(graph, paths, skeleton)
     place = numbers(reference, paths.entries)
     there = torch.empty_like(reference.values)
     there[place] = moved(paths.values)
@@ -110,8 +121,7 @@ def test_weights_follow_from_values(name, skeleton):
 
 @pytest.mark.parametrize(("name", "skeleton"), BOTH)
 def test_the_round_trip_is_exact(name, skeleton):
-    graph = GRAPHS[name]()
-    paths = found(graph, skeleton)
+    graph, paths = known(name, skeleton)
     state = paths.to_weights(paths.values)
     for parameter, tensor in graph.case.model.named_parameters():
         assert torch.equal(state[parameter], tensor)
@@ -119,7 +129,7 @@ def test_the_round_trip_is_exact(name, skeleton):
 
 @pytest.mark.parametrize("name", ["mlp", "conv and batch-norm", "stream"])
 def test_weights_are_differentiable_in_the_values(name):
-    paths = found(GRAPHS[name]())
+    paths = known(name, "strongest")[1]
     values = moved(paths.values).requires_grad_()
     assert torch.autograd.gradcheck(lambda v: tuple(paths.to_weights(v).values()), values)
 
@@ -127,20 +137,25 @@ def test_weights_are_differentiable_in_the_values(name):
 # -- what does not change them -----------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "skeleton"), BOTH)
+@pytest.mark.parametrize(
+    ("name", "skeleton"),
+    [pair for pair in BOTH if pair[1] == "strongest"]
+    + [("mlp", "diagonal"), ("1-d conv", "diagonal")],
+)
 def test_power_of_two_rescalings_change_no_bit(name, skeleton):
-    case = GRAPHS[name]().case
+    graph, here = known(name, skeleton)
+    case = graph.case
     gauge = fg.find_gauge(case.model, case.inputs)
+    assert here.hidden == gauge.dim
     move = gauge.sample(generator=source(), log2_range=6, powers_of_two=True)
     other = gauge.rescale(case.model, move)
     assert any(
         not torch.equal(a, b)
         for a, b in zip(case.model.parameters(), other.parameters(), strict=True)
     )
-    here = fg.basis_paths(case.model, case.inputs, skeleton=skeleton)
     there = fg.basis_paths(other, case.inputs, skeleton=skeleton)
     assert torch.equal(here.values, there.values)
-    assert here.names == there.names
+    assert list(here.names) == list(there.names)
     assert torch.equal(here.roots, there.roots)
     assert here.smallest == there.smallest
 
@@ -250,8 +265,7 @@ def test_a_zero_on_the_diagonal_takes_its_unit_away_there_only():
 
 
 @pytest.mark.parametrize("skeleton", SKELETONS)
-@pytest.mark.parametrize("seed", range(5))
-@pytest.mark.parametrize("share", [0.3, 0.7])
+@pytest.mark.parametrize(("seed", "share"), [(0, 0.3), (1, 0.5), (2, 0.7), (3, 0.8)])
 def test_pruned_networks(skeleton, seed, share):
     graph = mlp(seed=seed)
     generator = source(seed)

@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 import torch
-from path_networks import FORKED, GRAPHS, equal_width
+from path_networks import FORKED, GRAPHS, STREAMS, equal_width
 from path_reference import Paths, every_path, rescaled
 from torch import Generator, Tensor
 
@@ -18,7 +18,10 @@ BOTH = [
     for skeleton in ("strongest", "diagonal")
     if not (skeleton == "diagonal" and name in FORKED)
 ]
-SMALL = ("equal width", "mlp", "stream", "late bias", "fork", "deep fork", "depthwise conv")
+SMALL = (
+    *("equal width", "mlp", "fork", "deep fork", "depthwise conv"),
+    *("stream", "late bias", "crossroads", "pre-activation"),
+)
 
 
 def vectors(paths: list[list[int]], count: int) -> np.ndarray:
@@ -59,7 +62,7 @@ def test_strongest_paths_are_the_largest_through_their_edge(name):
         for n in path:
             largest[n] = max(largest[n], abs(paths.product(path)))
     for n, value in zip(paths.coordinates, paths.values.abs().tolist(), strict=True):
-        if name in ("stream", "late bias"):
+        if name in STREAMS:
             assert value <= largest[n] * (1 + 1e-12)
         else:
             assert value == pytest.approx(largest[n], rel=1e-12)
@@ -94,7 +97,7 @@ def test_a_hidden_unit_shares_its_size_with_its_root(name, skeleton):
         assert root == pytest.approx(paths.u(unit), rel=1e-12)
 
 
-@pytest.mark.parametrize("name", ["mlp", "conv and batch-norm", "stream"])
+@pytest.mark.parametrize("name", ["mlp", "pre-activation", "stream"])
 @pytest.mark.parametrize("skeleton", ["strongest", "diagonal"])
 def test_rescaling_changes_neither_values_nor_curvature(name, skeleton):
     graph = GRAPHS[name]()
@@ -105,7 +108,8 @@ def test_rescaling_changes_neither_values_nor_curvature(name, skeleton):
 
 
 @pytest.mark.parametrize(
-    "name", ["equal width", "mlp", "conv and batch-norm", "stream", "fork", "depthwise conv"]
+    "name",
+    ["equal width", "mlp", "conv and batch-norm", "crossroads", "pre-activation", "fork"],
 )
 @pytest.mark.parametrize("skeleton", ["strongest", "diagonal"])
 def test_the_formulas_of_roots_and_others_are_the_dense_diagonal(name, skeleton):
