@@ -73,6 +73,24 @@ class DeepFork(nn.Module):
         return self.head(torch.cat((left, torch.relu(self.right(x))), 1))
 
 
+class Dense(nn.Module):
+    """Every layer reads all layers before it; the last reader is the same for all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 2), nn.Linear(2, 2)
+        self.third, self.head = nn.Linear(4, 2, bias=False), nn.Linear(6, 3)
+        with torch.no_grad():
+            self.second.weight.mul_(3)  # The strongest way leads through all layers.
+            self.third.weight.mul_(3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.first(x))
+        x = torch.cat((x, torch.relu(self.second(x))), 1)
+        x = torch.cat((x, torch.relu(self.third(x))), 1)
+        return self.head(x)
+
+
 class Crossroads(Stream):
     """A stream that an output reads before, and an input enters after, the block around it."""
 
@@ -275,6 +293,19 @@ def deep_fork(seed: int = 0) -> Graph:
     return graph
 
 
+def dense(seed: int = 0) -> Graph:
+    graph = Graph(_made(Dense, (3,), seed=seed))
+    first, second, third = names("first", 2), names("second", 2), names("third", 2)
+    graph.linear("first.weight", [INPUT] * 3, first, 0)
+    graph.bias("first.bias", first, 0)
+    graph.linear("second.weight", first, second, 1)
+    graph.bias("second.bias", second, 1)
+    graph.linear("third.weight", first + second, third, 2)
+    graph.linear("head.weight", first + second + third, [OUTPUT] * 3, 3)
+    graph.bias("head.bias", [OUTPUT] * 3, 3)
+    return graph
+
+
 def grouped(seed: int = 0) -> Graph:
     graph = Graph(build("grouped and dilated conv", seed=seed))
     one, two = names("one", 4), names("two", 4)
@@ -348,11 +379,12 @@ GRAPHS: dict[str, Callable[..., Graph]] = {
     "residual with batch-norm": residual,
     "fork": fork,
     "deep fork": deep_fork,
+    "dense": dense,
     "grouped and dilated conv": grouped,
     "depthwise conv": depthwise,
     "1-d conv": one_dimension,
     "transposed conv": transposed,
 }
-FORKED = ("fork", "deep fork")
+FORKED = ("fork", "deep fork", "dense")
 #: Units that are entered more than once or read before they are complete.
 STREAMS = ("stream", "late bias", "crossroads", "pre-activation", "residual with batch-norm")

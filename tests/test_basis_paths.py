@@ -333,6 +333,25 @@ def test_a_surface_reads_its_paths_once():
     assert not torch.equal(again.values, paths.values)
 
 
+def test_parameters_on_no_path_stay_as_they_are():
+    model = mlp().case.model
+    model.register_parameter("unused", nn.Parameter(torch.ones(3, dtype=torch.float64)))
+    paths = fg.basis_paths(model, mlp().case.inputs)
+    state = paths.to_weights(moved(paths.values))
+    assert set(state) == {name for name, _ in model.named_parameters()}
+    assert torch.equal(state["unused"], model.unused.detach())
+    assert "unused" not in dict(paths.entries)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_weights_that_are_no_numbers_are_named(value):
+    case = mlp().case
+    with torch.no_grad():
+        case.model[2].weight[0, 0] = value
+    with pytest.raises(ValueError, match=r"2\.weight"):
+        fg.basis_paths(case.model, case.inputs)
+
+
 def test_an_unknown_skeleton_lists_the_two():
     case = mlp().case
     with pytest.raises(ValueError, match=r"dagonal.*") as caught:

@@ -19,7 +19,7 @@ BOTH = [
     if not (skeleton == "diagonal" and name in FORKED)
 ]
 SMALL = (
-    *("equal width", "mlp", "fork", "deep fork", "depthwise conv"),
+    *("equal width", "mlp", "fork", "deep fork", "dense", "depthwise conv"),
     *("stream", "late bias", "crossroads", "pre-activation"),
 )
 

@@ -233,5 +233,5 @@ def test_the_diagonal_depends_on_the_order_of_hidden_units():
 
 
 def test_an_unknown_skeleton_lists_the_two():
-    with pytest.raises(ValueError, match="strongest.*diagonal|diagonal.*strongest"):
+    with pytest.raises(ValueError, match=r"strongest.*diagonal|diagonal.*strongest"):
         psi_trace(known("mlp", "strongest")[0], skeleton="longest")
