@@ -65,6 +65,17 @@ def moved(values: Tensor, seed: int = 0) -> Tensor:
     return values * (1 + 0.2 * torch.rand(len(values), generator=source(seed)).double())
 
 
+def written(paths: Paths, coordinate: int) -> str:
+    """A path as the weights along it."""
+    shapes = {name: p.shape for name, p in paths.graph.case.model.named_parameters()}
+    steps = []
+    for n in paths.path(paths.coordinates[coordinate]):
+        name, index = paths.edges[n].name, paths.edges[n].index
+        place = torch.unravel_index(torch.tensor(index), shapes[name])
+        steps.append(f"{name}[{', '.join(str(int(i)) for i in place)}]")
+    return " → ".join(steps)
+
+
 # -- the definition ----------------------------------------------------------------------------
 
 
@@ -79,7 +90,7 @@ def test_values_are_products_along_the_paths(name, skeleton):
     assert paths.hidden == len(graph.units)
     assert not paths.dropped
     assert not paths.tied
-    assert len(set(paths.names)) == len(paths)
+    assert list(paths.names) == [written(reference, n) for n in numbers(reference, paths.entries)]
     assert skeleton in paths.describe()
 
 
@@ -139,8 +150,12 @@ def test_weights_are_differentiable_in_the_values(name):
 
 @pytest.mark.parametrize(
     ("name", "skeleton"),
-    [pair for pair in BOTH if pair[1] == "strongest"]
-    + [("mlp", "diagonal"), ("1-d conv", "diagonal")],
+    [
+        *((name, "strongest") for name in ("mlp", "1-d conv", "transposed conv", "deep fork")),
+        *((name, "strongest") for name in STREAMS),
+        ("mlp", "diagonal"),
+        ("1-d conv", "diagonal"),
+    ],
 )
 def test_power_of_two_rescalings_change_no_bit(name, skeleton):
     graph, here = known(name, skeleton)
@@ -272,9 +287,16 @@ def test_pruned_networks(skeleton, seed, share):
     with torch.no_grad():
         for parameter in graph.case.model.parameters():
             parameter.mul_(torch.rand(parameter.shape, generator=generator) > share)
-    paths, _ = assert_the_definition(graph, skeleton)
-    state = paths.to_weights(moved(paths.values))
-    assert all(tensor.isfinite().all() for tensor in state.values())
+    paths, reference = assert_the_definition(graph, skeleton)
+    place = numbers(reference, paths.entries)
+    step = 0.3 * min(paths.smallest, 1.0)
+    values = paths.values + step * torch.rand(len(paths), generator=generator)
+    there = torch.empty_like(values)
+    there[place] = values  # Zeros move, too.
+    state = paths.to_weights(values)
+    for name, tensor in graph.parameters(reference.to_weights(there)).items():
+        assert tensor.isfinite().all()
+        torch.testing.assert_close(state[name], tensor, rtol=1e-11, atol=1e-13)
 
 
 def test_a_pruned_stream():
