@@ -40,6 +40,9 @@ class Graph:
     case: Case
     edges: list[Edge] = field(default_factory=list)
 
+    def __post_init__(self) -> None:
+        self.case.model.eval()  # The stored statistics count, and stay.
+
     @property
     def units(self) -> list[str]:
         ends = {INPUT, CONSTANT, OUTPUT}
