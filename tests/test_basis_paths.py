@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 import torch
 from path_graph import Graph
-from path_networks import FORKED, GRAPHS, STREAMS, mlp, stream
+from path_networks import FORKED, GRAPHS, STREAMS, DeepFork, mlp, stream
 from path_reference import Paths, numbers
 from torch import Generator, Tensor, nn
 
@@ -193,6 +193,25 @@ def test_the_order_of_hidden_units_matters_to_the_diagonal_only(skeleton):
     )
     same = torch.allclose(here, there, rtol=1e-12, atol=0)
     assert same == (skeleton == "strongest")
+
+
+class RightFirst(DeepFork):
+    """The same network, its branches written down in the other order."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.relu(self.first(x))
+        right = torch.relu(self.right(x))
+        left = torch.relu(self.deeper(torch.relu(self.left(x))))
+        return self.head(torch.cat((left, right), 1))
+
+
+def test_the_order_of_lines_does_not_matter():
+    graph, paths = known("deep fork", "strongest")
+    other = RightFirst().double()
+    other.load_state_dict(graph.case.model.state_dict())
+    there = fg.basis_paths(other, graph.case.inputs)
+    assert torch.equal(there.values.sort().values, paths.values.sort().values)
+    assert set(there.names) == set(paths.names)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
