@@ -33,6 +33,16 @@ INAPPLICABLE: dict[str, dict[str, str]] = {
     "normalized_sharpness": NO_LABELS,
     "normalized_sharpness_direct": NO_LABELS,
     "relative_flatness_normalized": {"tied weights": "its weight is read more than once"},
+    **dict.fromkeys(
+        (
+            "psi_max_eigenvalue",
+            "psi_trace",
+            "psi_epsilon_sharpness",
+            "psi_expected_sharpness",
+            "basis_path_ratio",
+        ),
+        {"attention": r"the scale of `key.weight` hangs on several units at once"},
+    ),
     "path_norm": {
         "gelu": r"paths cannot be summed through `gelu`: it is not piecewise linear",
         "attention": r"through `scaled_dot_product_attention` \(cases.py:\d+\): it multiplies act",

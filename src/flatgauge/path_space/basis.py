@@ -20,7 +20,10 @@ from flatgauge.symmetry.pattern import NOTHING, Floats, Integers
 from flatgauge.symmetry.skeleton import Edge
 
 #: More units than this are counted, not listed.
-_MOST_NAMES = 8
+_MOST_NAMES = 3
+
+#: A path value of a hidden unit that is so much smaller than the largest is worth a word.
+_SMALL = 1e-4
 
 
 @dataclass(frozen=True)
@@ -195,6 +198,29 @@ class BasisPaths:
         """
         here, there = self.values[self.roots], values[self.roots].cpu()
         return bool((here * there > 0).all())
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is to be said with every number that is measured in these coordinates."""
+        notes = []
+        if self.dropped:
+            notes.append(
+                f"{len(self.dropped)} hidden units lie on no path of non-zero value and are left "
+                f"out with their weights: {_listed(self.dropped)}"
+            )
+        if self.tied:
+            notes.append(
+                f"the skeleton is tied at {len(self.tied)} hidden units, where the order of the "
+                f"weights decides: {_listed(self.tied)}"
+            )
+        largest = float(self.values[self.roots].abs().max()) if self.hidden else 0.0
+        if self.smallest < _SMALL * largest:
+            notes.append(
+                f"the path of one hidden unit has a value of {self.smallest:.2g} (of another one "
+                f"{largest:.2g}), and values are divided by it: such numbers say more about the "
+                f"{self.skeleton} skeleton than about the minimum"
+            )
+        return tuple(notes)
 
     def describe(self) -> str:
         """How many paths there are, how large, and how well they say what the weights are."""
