@@ -117,10 +117,10 @@ class PathValues(Chart):
 
     def along(self, row: Tensor) -> Tensor:
         """A direction among the paths' weights as one of the surface."""
-        found = self.paths.map.split(row.detach())
+        found, read = self.paths.map.split(row.detach()), self.paths.edges.starts
         return self.surface.flatten(
             {
-                name: found[name].to(value) if name in found else torch.zeros_like(value)
+                name: found[name].to(value) if name in read else torch.zeros_like(value)
                 for name, value in self.surface.params.items()
             }
         )
@@ -128,8 +128,9 @@ class PathValues(Chart):
     def back(self, vector: Tensor) -> Tensor:
         """A gradient by the surface's parameters as one by the paths' weights."""
         parts = self.surface.split(vector)
-        names = self.paths.map.split(self.paths.map.base)
-        return torch.cat([parts[name].reshape(-1).double().cpu() for name in names])
+        return torch.cat(
+            [parts[name].reshape(-1).double().cpu() for name in self.paths.edges.names]
+        )
 
     def value(self, u: Tensor) -> float:
         """The loss at a displacement; infinite beyond a pole."""

@@ -27,8 +27,8 @@ def basis_path_ratio(surface: LossSurface, *, skeleton: str = "strongest") -> Es
         the paper bounds the ε-sharpness in path space by a power of it.
 
     Invariance:
-        layerwise, nodewise, rows, permutation; not permutation with ``skeleton="diagonal"``, nor
-        where the strongest skeleton is tied. (A shift of the outputs changes the last bias.)
+        layerwise, nodewise, rows, permutation. (Not permutation with ``skeleton="diagonal"``, or
+        where the strongest skeleton is tied. A shift of the outputs changes the last bias.)
 
     Cost:
         No pass over the data.

@@ -49,9 +49,9 @@ def psi_max_eigenvalue(
         way is in ``details["smallest"]``: the true one lies at or below it.
 
     Invariance:
-        layerwise, nodewise, rows, permutation, output_shift; not permutation with
-        ``skeleton="diagonal"`` nor where the strongest skeleton is tied (which is told), and not
-        output_shift with ``relative=True``.
+        layerwise, nodewise, rows, permutation, output_shift. (Not permutation with
+        ``skeleton="diagonal"``, or where the strongest skeleton is tied, which is told; not
+        output_shift with ``relative=True``.)
 
     Cost:
         Lanczos: about 6 to 25 Hessian products at the default tolerance.
@@ -143,9 +143,9 @@ def psi_trace(
         ``details["first order"]``.
 
     Invariance:
-        layerwise, nodewise, rows, permutation, output_shift; not permutation with
-        ``skeleton="diagonal"`` nor where the strongest skeleton is tied (which is told), and not
-        output_shift with ``relative=True``.
+        layerwise, nodewise, rows, permutation, output_shift. (Not permutation with
+        ``skeleton="diagonal"``, or where the strongest skeleton is tied, which is told; not
+        output_shift with ``relative=True``.)
 
     Cost:
         Two sweeps (the first is shared with other measures); products for what is left.
@@ -231,9 +231,9 @@ def psi_epsilon_sharpness(
         loss's first two orders predict is in `details`.
 
     Invariance:
-        layerwise, nodewise, rows, permutation, output_shift; not permutation with
-        ``skeleton="diagonal"`` nor where the strongest skeleton is tied (which is told), and not
-        output_shift with ``relative=True``.
+        layerwise, nodewise, rows, permutation, output_shift. (Not permutation with
+        ``skeleton="diagonal"``, or where the strongest skeleton is tied, which is told; not
+        output_shift with ``relative=True``.)
 
     Cost:
         ``starts * steps`` gradients, and the top eigenvalue (6 to 25 Hessian products, shared with
@@ -318,9 +318,9 @@ def psi_expected_sharpness(
         value of a hidden unit is zero.
 
     Invariance:
-        layerwise, nodewise, rows, permutation, output_shift; not permutation with
-        ``skeleton="diagonal"`` nor where the strongest skeleton is tied (which is told), and not
-        output_shift with ``relative=True``.
+        layerwise, nodewise, rows, permutation, output_shift. (Not permutation with
+        ``skeleton="diagonal"``, or where the strongest skeleton is tied, which is told; not
+        output_shift with ``relative=True``.)
 
     Cost:
         ``2 * pairs`` forward passes; pairs u, -u cancel the gradient.

@@ -46,15 +46,17 @@ class Routes:
         count = len(skeleton.leaving)
         outward, inward = np.zeros(count + 1), np.zeros(count + 1)
         outward[NOTHING] = inward[NOTHING] = 1.0
-        for unit in skeleton.outward.tolist():
-            place = skeleton.leaving[unit]
-            if place != NOTHING:
-                outward[unit] = edges.weights[place] * outward[edges.heads[place]]
-        for unit in skeleton.inward.tolist():
-            place = skeleton.entering[unit]
-            if place != NOTHING:
-                inward[unit] = inward[edges.tails[place]] * edges.weights[place]
-        return cls(outward, inward, outward * inward != 0)
+        with np.errstate(all="ignore"):  # What leaves the range of numbers is no path.
+            for unit in skeleton.outward.tolist():
+                place = skeleton.leaving[unit]
+                if place != NOTHING:
+                    outward[unit] = edges.weights[place] * outward[edges.heads[place]]
+            for unit in skeleton.inward.tolist():
+                place = skeleton.entering[unit]
+                if place != NOTHING:
+                    inward[unit] = inward[edges.tails[place]] * edges.weights[place]
+            through = outward * inward
+        return cls(outward, inward, np.isfinite(through) & (through != 0))
 
 
 class BasisPaths:
@@ -184,6 +186,13 @@ class BasisPaths:
             raise ValueError(
                 f"`values` holds {int((~values.isfinite()).sum())} numbers that are not finite; "
                 "paths have finite values."
+            )
+        gone = torch.nonzero(values[self.roots.to(values.device)] == 0)[:, 0]
+        if len(gone):
+            name = self.names[int(self.roots[gone[0]])]
+            raise ValueError(
+                f"`values` is zero for the path {name}, which a hidden unit's other weights are "
+                "divided by: no weights have these values (a pole of the loss)."
             )
         return self.map.split(self.map(values.double()))
 
