@@ -34,7 +34,7 @@ LAYERS = [
     ["geometry"],
     ["functionals"],
     ["grid"],
-    ["measures", "robustness"],
+    ["landscaping", "measures", "robustness"],
     ["report"],
     ["measuring"],
     ["retrial"],

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from flatgauge.datasets import load_dataset
     from flatgauge.estimators import Estimate
     from flatgauge.grid import cell
+    from flatgauge.landscaping import Landscape, landscape
     from flatgauge.measures import catalogue
     from flatgauge.measuring import measure
     from flatgauge.path_space import BasisPaths, basis_paths
@@ -31,6 +32,7 @@ _HOMES = {
     "Certificate": "report",
     "Estimate": "estimators",
     "GaugeGroup": "symmetry",
+    "Landscape": "landscaping",
     "LossSurface": "surface",
     "Report": "report",
     "balance": "symmetry",
@@ -40,6 +42,7 @@ _HOMES = {
     "certify": "certifying",
     "feature_robustness": "robustness",
     "find_gauge": "symmetry",
+    "landscape": "landscaping",
     "load_dataset": "datasets",
     "measure": "measuring",
 }
@@ -52,6 +55,7 @@ __all__ = [
     "Certificate",
     "Estimate",
     "GaugeGroup",
+    "Landscape",
     "LossSurface",
     "Report",
     "balance",
@@ -61,6 +65,7 @@ __all__ = [
     "certify",
     "feature_robustness",
     "find_gauge",
+    "landscape",
     "load_dataset",
     "measure",
 ]

@@ -134,13 +134,20 @@ class PathValues(Chart):
 
     def value(self, u: Tensor) -> float:
         """The loss at a displacement; infinite beyond a pole."""
-        if not self._reaches(u):
-            return math.inf
-        return self.surface.value(self.point(self.row(u)))
+        return self.anywhere(u) if self.reaches(u) else math.inf
+
+    def anywhere(self, u: Tensor) -> float:
+        """The loss at a displacement, whatever lies between; infinite at a pole itself."""
+        row = self.row(u)
+        return self.surface.value(self.point(row)) if bool(row.isfinite().all()) else math.inf
+
+    def reaches(self, u: Tensor) -> bool:
+        """Whether no pole lies between the point and a displacement."""
+        return self.relative or self.paths.reaches(self.paths.values + u * self.mask)
 
     def value_and_gradient(self, u: Tensor) -> tuple[float, Tensor]:
         """The loss at a displacement and its gradient; infinite beyond a pole."""
-        if not self._reaches(u):
+        if not self.reaches(u):
             return math.inf, torch.zeros_like(u)
         with torch.enable_grad():
             moved = u.detach().requires_grad_()
@@ -201,9 +208,6 @@ class PathValues(Chart):
         uniform = torch.rand(len(self.paths), generator=generator, dtype=torch.float64)
         edge = math.erf(self.truncation / (sigma * math.sqrt(2)))
         return sigma * math.sqrt(2) * torch.erfinv((2 * uniform - 1) * edge) * self.mask
-
-    def _reaches(self, u: Tensor) -> bool:
-        return self.relative or self.paths.reaches(self.paths.values + u * self.mask)
 
     def _bound(self, truncation: float | None) -> float:
         """The largest size of a component of noise."""
