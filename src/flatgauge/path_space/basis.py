@@ -147,12 +147,11 @@ class BasisPaths:
     def entries(self) -> list[tuple[str, Tensor]]:
         """The parameters with the flat indices of their entries, in the order of `values`."""
         found = []
-        for number, name in enumerate(self.edges.names):
-            start = self.edges.starts[name]
-            size = int(np.prod(self.edges.shapes[number]))
-            low, high = np.searchsorted(self.places, [start, start + size])
+        for name in self.edges.names:
+            span = self.edges.span(name)
+            low, high = np.searchsorted(self.places, [span.start, span.stop])
             if high > low:
-                found.append((name, torch.from_numpy(self.places[low:high] - start)))
+                found.append((name, torch.from_numpy(self.places[low:high] - span.start)))
         return found
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -43,6 +44,11 @@ class Edges:
     def place(self, edge: Edge) -> int:
         """Where in the row an edge is."""
         return self.starts[edge.name] + edge.index
+
+    def span(self, name: str) -> slice:
+        """Where in the row the weights of a parameter are."""
+        start = self.starts[name]
+        return slice(start, start + math.prod(self.shapes[self.names.index(name)]))
 
     def owner(self, place: int) -> tuple[str, tuple[int, ...]]:
         """The parameter that a weight belongs to, and its index there."""

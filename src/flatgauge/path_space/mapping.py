@@ -150,6 +150,5 @@ class PathMap:
         """A row as parameters, by name; those that nothing reads are as they were."""
         found = {name: value.to(row) for name, value in self._unread.items()}
         for name, shape in zip(self._edges.names, self._edges.shapes, strict=True):
-            start = self._edges.starts[name]
-            found[name] = row[start : start + int(np.prod(shape))].reshape(shape)
+            found[name] = row[self._edges.span(name)].reshape(shape)
         return found

@@ -96,8 +96,8 @@ def places_of(paths: BasisPaths, runs: Runs, plan: Plan, device: torch.device) -
 
 def _columns(paths: BasisPaths, runs: Runs, layer: Layer) -> Tensor:
     """For every input unit of a layer, the run it is in."""
-    start, size = paths.edges.starts[layer.name], int(np.prod(layer.shape))
-    tails = torch.from_numpy(paths.edges.tails[start : start + size].reshape(layer.shape))
+    span = paths.edges.span(layer.name)
+    tails = torch.from_numpy(paths.edges.tails[span].reshape(layer.shape))
     units = layer.canonical(tails)[:, 0, :, 0].reshape(-1)
     found = torch.from_numpy(runs.target)[units]
     return torch.where(found == NOTHING, len(runs.roots), found)
@@ -153,8 +153,6 @@ def _biases(
 
 def _local(paths: BasisPaths, name: str, places: Integers) -> tuple[Tensor, Integers]:
     """Which of some places belong to a parameter: their indices there, and among the places."""
-    edges = paths.edges
-    start = edges.starts[name]
-    size = int(np.prod(edges.shapes[edges.names.index(name)]))
-    chosen = np.flatnonzero((places >= start) & (places < start + size))
-    return torch.from_numpy(places[chosen] - start), chosen
+    span = paths.edges.span(name)
+    chosen = np.flatnonzero((places >= span.start) & (places < span.stop))
+    return torch.from_numpy(places[chosen] - span.start), chosen

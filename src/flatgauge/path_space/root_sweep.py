@@ -112,13 +112,14 @@ class _Whole:
             if len(place.columns):
                 shape = [1] * inputs.dim()
                 shape[0], shape[place.axis] = len(inputs), inputs.shape[place.axis]
-                shrunk = self._factors[:, place.columns].reshape(shape)
+                shrunk = self._factors.index_select(1, place.columns).reshape(shape)
                 given[place.position] = inputs - inputs * shrunk
             result = place.node.target(*given, **keywords)  # type: ignore[operator]
             output, *others = result if isinstance(result, tuple) else (result,)
             for edges in (*place.roots, *place.free):
                 found = edges.contributions(inputs.detach(), output)
-                output = edges.added(output, found, self._factors[:, edges.targets])
+                factors = self._factors.index_select(1, edges.targets)
+                output = edges.added(output, found, factors)
             self._outputs[place.node] = output
             return (output, *others) if others else output
 

@@ -68,7 +68,7 @@ def runs_of(paths: BasisPaths, plan: Plan) -> Runs:
     through = (leaving == 0) & _into_norms(paths, plan)
     around, levels = _levels(paths, through)
     bad |= around
-    follower = _followers(paths, through)
+    follower, read = _followers(paths, through), _read(paths, plan)
     eligible: list[int] = []
     sizes: list[int] = []
     links, owners = [nothing], [nothing]
@@ -80,7 +80,7 @@ def runs_of(paths: BasisPaths, plan: Plan) -> Runs:
         active = units[~through[units]]
         active = active[np.argsort(levels[active], kind="stable")]
         near = len(active) == 2 and levels[active[1]] == levels[active[0]] + 1
-        if (len(active) <= 1 or near) and not bad[units].any() and _read(paths, plan, root):
+        if (len(active) <= 1 or near) and read[root] and not bad[units].any():
             if near:
                 leads = follower[edges.heads] == active[1]
                 links.append(np.flatnonzero((edges.tails == active[0]) & leads))
@@ -100,9 +100,8 @@ def _unread(paths: BasisPaths, plan: Plan, coordinates: Mask) -> Mask:
     """The units that some edge leaves which the sweep does not read as a layer's."""
     edges = paths.edges
     bad = np.zeros(len(paths.root_of), bool)
-    for number, name in enumerate(edges.names):
-        start = edges.starts[name]
-        span = slice(start, start + int(np.prod(edges.shapes[number])))
+    for name in edges.names:
+        span = edges.span(name)
         site = plan.sites.get(name)
         if site is not None and site.role == "layer" and _in_front(plan, site.node):
             continue
@@ -119,25 +118,23 @@ def _unread(paths: BasisPaths, plan: Plan, coordinates: Mask) -> Mask:
 def _into_norms(paths: BasisPaths, plan: Plan) -> Mask:
     """The units whose free edge is the weight of a batch-norm."""
     edges, found = paths.edges, np.zeros(paths.edges.weights.size, bool)
-    for number, name in enumerate(edges.names):
+    for name in edges.names:
         site = plan.sites.get(name)
         if site is not None and site.role == "norm":
-            start = edges.starts[name]
-            found[start : start + int(np.prod(edges.shapes[number]))] = True
+            found[edges.span(name)] = True
     leaving = paths.chosen.leaving
     into: Mask = found[leaving] & (leaving != NOTHING)
     return into
 
 
-def _read(paths: BasisPaths, plan: Plan, root: int) -> bool:
-    """Whether the sweep reads the weight of a root where it enters its unit."""
-    name, _ = paths.edges.owner(int(paths.places[root]))
-    site = plan.sites.get(name)
-    if site is None or not _in_front(plan, site.node):
-        return False
-    return site.role in ("layer", "bias") or (
-        site.role == "norm" and not bool(paths.map.follows[root])
-    )
+def _read(paths: BasisPaths, plan: Plan) -> Mask:
+    """For every coordinate, whether the sweep reads its weight where it enters its unit."""
+    found = np.zeros(paths.edges.weights.size, bool)
+    for name in paths.edges.names:
+        site = plan.sites.get(name)
+        found[paths.edges.span(name)] = site is not None and _in_front(plan, site.node)
+    follows: Mask = paths.map.follows.numpy()
+    return found[paths.places] & ~follows
 
 
 def _in_front(plan: Plan, node: fx.Node) -> bool:
@@ -163,6 +160,9 @@ def _followers(paths: BasisPaths, through: Mask) -> Integers:
 def _levels(paths: BasisPaths, through: Mask) -> tuple[Mask, Integers]:
     """Which units feed back into themselves, and how many units lie before every other at most.
 
+    Units that the same parameters enter and leave are one family, and every family that a
+    parameter leaves is taken to reach every one that it enters.
+
     Returns:
         A mask of units, and levels; units that only pass on add nothing to a level.
     """
@@ -170,27 +170,40 @@ def _levels(paths: BasisPaths, through: Mask) -> tuple[Mask, Integers]:
     from scipy.sparse.csgraph import connected_components
 
     edges, count = paths.edges, len(through)
-    inner = (edges.tails != NOTHING) & (edges.heads != NOTHING)
-    pairs = np.unique(edges.tails[inner] * count + edges.heads[inner])
-    tails, heads = pairs // count, pairs % count
-    graph = coo_array((np.ones(len(pairs)), (tails, heads)), shape=(count, count))
+    sides = np.zeros((2, len(edges.names), count + 1), bool)
+    for number, name in enumerate(edges.names):
+        span = edges.span(name)
+        sides[0, number, edges.heads[span]] = sides[1, number, edges.tails[span]] = True
+    entered, left = sides[:, :, :count]
+    signs = np.concatenate([entered, left, through[None]])
+    _, family = np.unique(np.packbits(signs, axis=0), axis=1, return_inverse=True)
+    family = family.reshape(-1)
+    total = int(family.max(initial=-1)) + 1
+    pairs = {
+        (int(tail), int(head))
+        for number in range(len(edges.names))
+        for tail in np.unique(family[left[number]])
+        for head in np.unique(family[entered[number]])
+    }
+    tails, heads = np.array(sorted(pairs), np.int64).reshape(-1, 2).T
+    graph = coo_array((np.ones(len(tails)), (tails, heads)), shape=(total, total))
     _, parts = connected_components(graph, connection="strong")
-    around = np.bincount(parts, minlength=count)[parts] > 1
+    around = np.bincount(parts, minlength=total)[parts] > 1
     around[tails[tails == heads]] = True
-    levels = np.zeros(count, np.int64)
+    passing = np.zeros(total, bool)
+    passing[family] = through
+    levels = np.zeros(total, np.int64)
     forward = parts[tails] != parts[heads]
     tails, heads = tails[forward], heads[forward]
-    steps = (~through[heads]).astype(np.int64)
     while True:
         raised = levels.copy()
-        np.maximum.at(raised, heads, levels[tails] + steps)
-        # All units of a part have the highest level of any of them.
-        top = np.zeros(parts.max(initial=0) + 1, np.int64)
+        np.maximum.at(raised, heads, levels[tails] + ~passing[heads])
+        # All families of a part have the highest level of any of them.
+        top = np.zeros(total, np.int64)
         np.maximum.at(top, parts, raised)
-        raised = top[parts]
-        if (raised == levels).all():
-            return around, levels
-        levels = raised
+        if (top[parts] == levels).all():
+            return around[family], levels[family]
+        levels = top[parts]
 
 
 def _products_of_activations(graph: ModelGraph) -> bool:

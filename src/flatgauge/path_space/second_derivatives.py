@@ -88,10 +88,9 @@ def _found(
     diagonal, swept = torch.zeros_like(whole), torch.zeros(len(whole), dtype=torch.bool)
     for name, block in blocks.items():
         if name in paths.edges.starts:
-            part = block.values["diagonal"].double().cpu().reshape(-1)
-            start = paths.edges.starts[name]
-            diagonal[start : start + len(part)] = part
-            swept[start : start + len(part)] = block.exact
+            span = paths.edges.span(name)
+            diagonal[span] = block.values["diagonal"].double().cpu().reshape(-1)
+            swept[span] = block.exact
     roots = torch.zeros(len(paths), dtype=torch.bool)
     roots[paths.roots] = True
     alone = swept[mapping.places] & ~roots & ~mapping.follows

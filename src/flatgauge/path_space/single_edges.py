@@ -51,13 +51,13 @@ class SingleEdges:
             turned[self.axis] = -1
             return weights.reshape(turned).expand(shape)
         if self.layer.kind == "linear":
-            return inputs[..., self.columns] * weights
+            return inputs.index_select(-1, self.columns) * weights
         kernel = tuple(self.layer.shape[2:])
         kernels = weights.new_zeros(len(weights), 1, *kernel)
         kernels.flatten(1)[torch.arange(len(weights)), self.taps] = weights
         node = self.layer.node
         given = arguments_of(node) | {
-            "input": inputs[:, self.columns],
+            "input": inputs.index_select(1, self.columns),
             "weight": kernels,
             "bias": None,
             "groups": len(weights),

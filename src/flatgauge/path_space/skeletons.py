@@ -139,9 +139,7 @@ def _turns(gauge: GaugeGroup, edges: Edges) -> symmetric.Turns:
 
 def _of(edges: Edges, row: NDArray[Any], number: int) -> NDArray[Any]:
     """The part of a row that belongs to one parameter, in its shape."""
-    start = edges.starts[edges.names[number]]
-    shape = edges.shapes[number]
-    return row[start : start + int(np.prod(shape))].reshape(shape)
+    return row[edges.span(edges.names[number])].reshape(edges.shapes[number])
 
 
 def _labels(gauge: GaugeGroup, edges: Edges, number: int) -> tuple[Integers, Integers]:
