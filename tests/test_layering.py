@@ -35,6 +35,7 @@ LAYERS = [
     ["functionals"],
     ["grid"],
     ["measures", "robustness"],
+    ["guarantees"],
     ["report"],
     ["measuring"],
     ["retrial"],

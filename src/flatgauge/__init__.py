@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from flatgauge.datasets import load_dataset
     from flatgauge.estimators import Estimate
     from flatgauge.grid import cell
+    from flatgauge.guarantees import bounds
     from flatgauge.measures import catalogue
     from flatgauge.measuring import measure
     from flatgauge.path_space import BasisPaths, basis_paths
@@ -35,6 +36,7 @@ _HOMES = {
     "Report": "report",
     "balance": "symmetry",
     "basis_paths": "path_space",
+    "bounds": "guarantees",
     "catalogue": "measures",
     "cell": "grid",
     "certify": "certifying",
@@ -56,6 +58,7 @@ __all__ = [
     "Report",
     "balance",
     "basis_paths",
+    "bounds",
     "catalogue",
     "cell",
     "certify",
