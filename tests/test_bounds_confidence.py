@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -91,7 +92,7 @@ def test_the_grid_knows_the_number_of_samples_alone():
     grid = lambda_grid(50_000)
     assert grid[0] == pytest.approx(math.sqrt(100_000))
     assert 50_000 < grid[-1] <= 100_000
-    assert all(b == 2 * a for a, b in zip(grid, grid[1:], strict=False))
+    assert all(b == 2 * a for a, b in pairwise(grid))
     assert lambda_grid(1) == [math.sqrt(2)]
 
 

@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Generator
 
+from flatgauge.curvature.surrogate import SURROGATES
 from flatgauge.estimators.probes import branches
 from flatgauge.graph import UnsupportedGraphError
 from flatgauge.guarantees.normalized import NORMALIZED, normalized_bound
 from flatgauge.guarantees.path_bound import path_bound
 from flatgauge.guarantees.scales import FEWEST_BITS, MOST_BITS
 from flatgauge.guarantees.setting import Setting
-from flatgauge.guarantees.terms import Term, table
+from flatgauge.guarantees.terms import NotCoveredError, Term, table
 from flatgauge.guarantees.theorem import theorem_bound
 from flatgauge.guarantees.told import FROZEN
 from flatgauge.guarantees.zero_one import ZeroOne
+from flatgauge.path_space.skeletons import SKELETONS
 from flatgauge.surface import LossSurface
 
 if TYPE_CHECKING:
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
 
 #: The bounds, in the order of the table.
 BOUNDS = ("normalized", "basis paths", "theorem 5.1")
+
+#: What options that are whole numbers may be.
+_RANGES = {"draws": (1, 10**9), "bits": (FEWEST_BITS, MOST_BITS), "seed": (0, 2**32 - 1)}
 
 
 def bounds(
@@ -84,10 +89,14 @@ def bounds(
         >>> labels = (inputs[:, 0] < 0).long()
         >>> surface = LossSurface(model, "cross_entropy", (inputs, labels))
         >>> frame = bounds(surface, only="normalized").set_index("term")
-        >>> bool(frame.value["L_D(Q) at most"] < 0.5), frame.value["vacuous"]
-        (True, 0.0)
+        >>> frame.loc[["L_S(f)", "vacuous"], "value"].tolist()
+        [0.0, 0.0]
+        >>> bool(frame.value["L_D(Q) at most"] < 0.5)
+        True
     """
-    wanted = _checked(surface, only, delta, draws, bits, frozen, seed)
+    wanted = _wanted(surface, only)
+    _check_numbers(delta, epsilon, draws=draws, bits=bits, seed=seed)
+    _check_choices(frozen=frozen, surrogate=surrogate, skeleton=skeleton)
     source = branches(Generator().manual_seed(seed))
     setting: Setting | None = None
     if set(wanted) & {"normalized", "basis paths"}:
@@ -110,7 +119,7 @@ def _attempted(compute: Callable[[], list[Term]], named: bool) -> list[Term]:
     """The terms of a bound, or why there are none where it was not asked for by name."""
     try:
         return compute()
-    except (UnsupportedGraphError, ValueError) as error:
+    except (UnsupportedGraphError, NotCoveredError) as error:
         if named:
             raise
         return [Term("not available", math.nan, note=str(error))]
@@ -132,38 +141,44 @@ def _heldout(surface: LossSurface, holdout: Any) -> ZeroOne | None:
     return ZeroOne(surface, holdout)
 
 
-def _checked(
-    surface: LossSurface,
-    only: str | Sequence[str] | None,
-    delta: float,
-    draws: int,
-    bits: int,
-    frozen: str,
-    seed: int,
-) -> tuple[str, ...]:
-    """Refuse options that are out of range; say which bounds are wanted."""
+def _wanted(surface: LossSurface, only: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Which bounds to compute."""
     if not isinstance(surface, LossSurface):
         raise TypeError(
             f"`bounds` needs a LossSurface, but got a {type(surface).__name__}; make one with "
             "LossSurface(model, loss, data)."
         )
     wanted = BOUNDS if only is None else (only,) if isinstance(only, str) else tuple(only)
-    unknown = [name for name in wanted if name not in BOUNDS]
-    if unknown or not wanted:
+    if not wanted or not set(wanted) <= set(BOUNDS):
         raise ValueError(f"`only={only!r}` names no bound; the bounds are {', '.join(BOUNDS)}.")
+    return wanted
+
+
+def _check_numbers(delta: float, epsilon: float | None, **whole: int) -> None:
+    """Refuse numbers that are out of range."""
     if not 0 < delta < 1:
         raise ValueError(f"`delta={delta!r}` must lie between 0 and 1, such as 0.05.")
-    for name, value, least, most in (
-        ("draws", draws, 1, 10**9),
-        ("bits", bits, FEWEST_BITS, MOST_BITS),
-        ("seed", seed, 0, 2**32 - 1),
-    ):
-        whole = isinstance(value, int) and not isinstance(value, bool)
-        if not (whole and least <= value <= most):
+    if epsilon is not None and not 0 < epsilon < math.inf:
+        raise ValueError(f"`epsilon={epsilon!r}` must be a finite number above 0.")
+    for name, value in whole.items():
+        least, most = _RANGES[name]
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             raise ValueError(f"`{name}={value!r}` must be a whole number from {least} to {most}.")
+
+
+def _check_choices(*, frozen: str, surrogate: str | None, skeleton: str) -> None:
+    """Refuse names that mean nothing."""
     if frozen not in FROZEN:
         raise ValueError(
             f"`frozen={frozen!r}` is unknown; use 'told' (frozen parameters cost their bits) or "
             "'given' (they were fixed before the data were seen)."
         )
-    return wanted
+    if surrogate is not None and surrogate not in SURROGATES:
+        known = ", ".join(map(repr, SURROGATES))
+        raise ValueError(
+            f"`surrogate={surrogate!r}` is unknown; use {known}, or None for the surface's own "
+            "loss."
+        )
+    if skeleton not in SKELETONS:
+        known = " or ".join(map(repr, SKELETONS))
+        raise ValueError(f"`skeleton={skeleton!r}` is unknown; use {known}.")

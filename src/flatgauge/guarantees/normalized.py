@@ -10,12 +10,12 @@ import torch
 from torch import Generator, Tensor
 
 from flatgauge.curvature.blocks import block_curvature
-from flatgauge.curvature.surrogate import under_surrogate
+from flatgauge.curvature.surrogate import samples_without_loss, under_surrogate
 from flatgauge.guarantees.confidence import lower_mean, upper_mean
 from flatgauge.guarantees.heldout import heldout_terms
 from flatgauge.guarantees.scales import Noise, Variances, noise_of
 from flatgauge.guarantees.setting import ASSUMED, Networks, Setting
-from flatgauge.guarantees.terms import Term, total, verdict
+from flatgauge.guarantees.terms import NotCoveredError, Term, total, verdict
 from flatgauge.guarantees.told import Told, told_outright
 from flatgauge.surface import LossSurface
 
@@ -75,17 +75,15 @@ def normalized_bound(
         The terms.
 
     Raises:
-        ValueError: If the model has no layers.
+        NotCoveredError: If the model has no layers.
     """
     surface, samples = setting.surface, setting.data.samples
-    shaped_by = surrogate
-    if surrogate == NORMALIZED and setting.data.classes == 2:
-        shaped_by = None  # Two normalized logits are always 1 and -1: nothing is curved.
+    shaped_by = _shaping(setting, surrogate)
     blocks = block_curvature(
         under_surrogate(surface, shaped_by), ("diagonal",), generator=setting.source("curvature")
     )
     if not blocks.layers:
-        raise ValueError(
+        raise NotCoveredError(
             "the model has no layers (parameters contracted with an activation), so that there are "
             "no weights to put noise on; this bound needs at least one linear layer or convolution."
         )
@@ -103,6 +101,17 @@ def normalized_bound(
     terms.append(Term("L_D(Q) at most", whole, note=f"{setting.confidence}; {ASSUMED}"))
     terms.append(verdict(whole))
     return [*terms, *heldout_terms(setting.heldout, surface, seen, whole, setting.delta)]
+
+
+def _shaping(setting: Setting, surrogate: str | None) -> str | None:
+    """The loss to shape the noise by: the surface's own where normalized logits say nothing."""
+    if surrogate == NORMALIZED and setting.data.classes == 2:
+        return None  # Two normalized logits are always 1 and -1: nothing is curved.
+    try:
+        samples_without_loss(under_surrogate(setting.surface, surrogate))
+    except ValueError:  # Constant logits have no normalized loss.
+        return None
+    return surrogate
 
 
 def _candidate(
@@ -123,9 +132,7 @@ def _candidate(
     terms = (
         Term("(B) weights / λ", weights / lam, part=True, note="Σ W²/(2σ²) / λ"),
         Term("(B) scales / λ", scales / lam, part=True, note="scales × bits × ln 2 / λ"),
-        Term(
-            "(B) told outright / λ", named / lam, part=True, note=f"{told.note}: no noise on them"
-        ),
+        Term("(B) told outright / λ", named / lam, part=True, note=f"{told.note}: without noise"),
         Term(
             *("ln(1/δ) / λ", -math.log(half) / lam),
             part=True,
@@ -231,7 +238,7 @@ def _noise_notes(
     loss = shaped_by or "the surface's own loss"
     notes = [f"noise per row and column, shaped by the curvature of {loss}"]
     if shaped_by != surrogate:
-        notes.append("normalized logits of two classes have no curvature")
+        notes.append(f"{surrogate} has no curvature for two classes or constant logits")
     if not exact:
         notes.append("some of it was estimated")
     filled = [f"`{name}`" for name, layer in noise.items() if layer.filled]

@@ -11,7 +11,7 @@ from flatgauge.guarantees.confidence import lower_mean, upper_mean
 from flatgauge.guarantees.heldout import heldout_terms
 from flatgauge.guarantees.scales import on_grid
 from flatgauge.guarantees.setting import ASSUMED, Networks, Setting
-from flatgauge.guarantees.terms import Term, total, verdict
+from flatgauge.guarantees.terms import NotCoveredError, Term, total, verdict
 from flatgauge.guarantees.told import told_outright
 from flatgauge.guarantees.truncated import TruncatedNormal
 from flatgauge.path_space import BasisPaths, paths_of
@@ -36,19 +36,19 @@ def path_bound(setting: Setting, *, skeleton: str, frozen: str) -> list[Term]:
         The terms.
 
     Raises:
-        ValueError: If parameters are frozen: paths lead through them.
+        NotCoveredError: If parameters are frozen, as paths lead through them, or no path is there.
         UnsupportedGraphError: If the model has no basis paths.
     """
     surface, n = setting.surface, setting.data.samples
     still = [name for name, p in surface.model.named_parameters() if not p.requires_grad]
     if still:
-        raise ValueError(
+        raise NotCoveredError(
             f"`{still[0]}` is frozen, but paths lead through all parameters, and this bound puts "
             "noise on all; call `model.requires_grad_(True)` and make the surface anew."
         )
     paths = paths_of(surface, skeleton)
     if not len(paths):
-        raise ValueError("the model has no basis paths: every path through it has value zero.")
+        raise NotCoveredError("the model has no basis paths: every path through it has value zero.")
     values = paths.values
     cut = paths.smallest / 2
     # Without hidden units there is no pole, and no size to go by but that of the weights.
@@ -71,7 +71,7 @@ def path_bound(setting: Setting, *, skeleton: str, frozen: str) -> list[Term]:
         Term("n", n, note="training samples with a label"),
         Term("basis paths", len(paths), note=kept + f"{paths.smallest:.3g}"),
         Term("σ", noise.sigma, note="size of the noise on every path"),
-        Term("τ", noise.cut, note="noise is cut off there: half of the smallest |u_b|, a pole"),
+        Term("τ", noise.cut, note=_cut_note(paths)),
         Term("σ_P", prior, note="standard deviation of the prior"),
         *divergence,
         *_errors(setting, errors),
@@ -85,6 +85,13 @@ def path_bound(setting: Setting, *, skeleton: str, frozen: str) -> list[Term]:
     note = f"{setting.confidence}; {ASSUMED}"
     terms += [Term("E_u l(v+u) at most", bound, note=note), verdict(bound)]
     return [*terms, *heldout_terms(setting.heldout, surface, seen, bound, setting.delta)]
+
+
+def _cut_note(paths: BasisPaths) -> str:
+    """Why noise is cut off."""
+    if paths.hidden:
+        return "noise is cut off at half of the smallest |u_b|, where the loss has a pole"
+    return "there are no hidden units, so that there is no pole and nothing is cut off"
 
 
 def _networks(setting: Setting, paths: BasisPaths, noise: TruncatedNormal) -> Networks:

@@ -99,8 +99,8 @@ def on_grid(scales: Array, bits: int) -> tuple[Array, int]:
         The members, and how many numbers lay beyond the ends.
 
     Example:
-        >>> on_grid(np.array([1.0, 3.1, 1e300]), 8)
-        (array([1.00000000e+000, 4.00000000e+000, 1.70141183e+038]), 1)
+        >>> on_grid(np.array([1.0, 3.1, 0.2]), 8)
+        (array([1.  , 4.  , 0.25]), 0)
     """
     mantissas, exponents = np.frexp(scales)
     steps = 2 ** (bits - FEWEST_BITS)

@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 COLUMNS = ("bound", "term", "value", "lower", "upper", "part", "note")
 
 
+class NotCoveredError(ValueError):
+    """A bound says nothing about a model of this kind."""
+
+
 @dataclass(frozen=True)
 class Term:
     """One term of a bound.

@@ -107,15 +107,17 @@ def theorem_bound(surface: LossSurface, *, skeleton: str, epsilon: float | None)
     if epsilon > limit:
         beyond = f"`epsilon={epsilon:.3g}` is beyond the ε allowed, {limit:.3g}: no bound is known"
         return [*facts, Term(_NAME, math.nan, note=beyond)]
-    return [*facts, *_result(logs)]
+    note = "of the training loss, not of the 0-1 loss; no statement about other data"
+    if epsilon > margin:
+        note += "; ε is beyond (32), so that it is the repaired proof that holds (docs/bounds.md)"
+    return [*facts, *_result(logs, note)]
 
 
-def _result(logs: tuple[float, float]) -> list[Term]:
+def _result(logs: tuple[float, float], note: str) -> list[Term]:
     """The two summands, their sum, and its logarithm."""
     both = (
         math.inf if math.inf in logs else max(logs) + math.log1p(math.exp(-abs(logs[0] - logs[1])))
     )
-    note = "of the training loss, not of the 0-1 loss; no statement about other data"
     if both == math.inf:
         note += "; infinite, as a path has value zero"
     elif _power(both) == math.inf:
