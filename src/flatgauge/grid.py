@@ -9,7 +9,7 @@ from torch import Generator
 
 from flatgauge.estimators import Estimate
 from flatgauge.functionals import FUNCTIONALS
-from flatgauge.geometry import chart
+from flatgauge.geometry import GEOMETRIES, chart
 from flatgauge.surface import LossSurface
 
 
@@ -29,14 +29,15 @@ def cell(
 
     Args:
         surface: Where to measure.
-        geometry: ``"weights"``, ``"per tensor"``, ``"per weight"`` or ``"balanced"``.
+        geometry: ``"weights"``, ``"per tensor"``, ``"per weight"``, ``"basis paths"`` or
+            ``"balanced"``.
         functional: ``"top eigenvalue"``, ``"trace"``, ``"worst case in a ball"`` or
             ``"expectation"``.
         parameters: Which tensors take part: ``"all"`` trainable ones, or the weights of
             ``"layers"`` only.
         caller: Who asks, for messages.
         generator: Source of randomness, required where anything is drawn.
-        **options: Of the functional.
+        **options: Of the functional and of the geometry.
 
     Returns:
         The estimate.
@@ -62,11 +63,16 @@ def cell(
         raise ValueError(
             f"there is no functional {functional!r}; the functionals are {', '.join(FUNCTIONALS)}."
         )
-    where = chart(surface, geometry, parameters)
+    own = GEOMETRIES[geometry].options if geometry in GEOMETRIES else ()
+    chosen = {key: options.pop(key) for key in own if key in options}
+    where = chart(surface, geometry, parameters, **chosen)
     spent = where.surface.matvecs
     found = FUNCTIONALS[functional](where, caller=caller, generator=generator, **options)
     if where.surface is not surface:
         surface.matvecs += where.surface.matvecs - spent
-    if parameters != "all":
-        found = replace(found, options={**found.options, "parameters": parameters})
-    return found
+    settings = where.settings | ({} if parameters == "all" else {"parameters": parameters})
+    return replace(
+        found,
+        options={**found.options, **settings},
+        details={**found.details, **where.details},
+    )

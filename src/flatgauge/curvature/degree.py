@@ -118,6 +118,13 @@ def linearity(graph: ModelGraph, outputs: list[fx.Node]) -> Linearity:
     return Linearity(total, {name: reasons[name] for name in reasons if name in curved})
 
 
+def multiplied(node: fx.Node) -> list[fx.Node]:
+    """What an op multiplies with each other; nothing if it is no product."""
+    given = arguments_of(node) if op_name(node) in _PRODUCTS else {}
+    factors = [given.get(role) for role in _PRODUCTS[op_name(node)][0]] if given else []
+    return [leaf for leaf in pytree.tree_leaves(factors) if isinstance(leaf, fx.Node)]
+
+
 def _degrees(node: fx.Node, found: dict[fx.Node, Degrees]) -> Degrees:
     """The degree of one op's output in every parameter."""
     op = op_name(node)

@@ -15,7 +15,7 @@ from flatgauge.curvature.plan import Plan, make_plan, without_sweep
 from flatgauge.curvature.taps import Chunk, Tap
 from flatgauge.curvature.trial import Trial
 from flatgauge.estimators.probes import required
-from flatgauge.graph import ModelGraph, UnsupportedGraphError, in_precision
+from flatgauge.graph import Handler, ModelGraph, UnsupportedGraphError, in_precision
 from flatgauge.isolation import isolated
 from flatgauge.loss import prediction
 from flatgauge.memory import format_bytes
@@ -133,6 +133,33 @@ class Sweeper:
         Raises:
             UnsupportedGraphError: If other operations run for some batches than for others.
         """
+        for plan, batch in self.batches():
+            chunk = Chunk(batch.samples, wanted, scales or {})
+            taps = plan.taps(chunk, self._values, names)
+            logits = self.run(plan, batch, taps)
+            counted = self.counts_of(batch)
+            kept = torch.ones_like(counted)
+            if gradients:
+                total = self.total(plan, batch)
+                curvature: OutputCurvature = gradient(total, logits, counted)
+            else:
+                curvature, kept = self.curvature(plan, logits.detach(), batch)
+            if isinstance(curvature, Dense):
+                chunk.floor = self._floor(plan, logits.detach()) * kept
+            columns, mixtures = _split(curvature, all_columns, generator)
+            left_out = int(((counted > 0) & (kept == 0)).sum())
+            shares = counted * kept
+            yield Pass(list(taps.values()), shares, left_out, columns, mixtures, chunk, logits)
+
+    def batches(self) -> Iterator[tuple[Plan, Batch]]:
+        """All data in chunks, each with its plan.
+
+        Yields:
+            Plans and batches.
+
+        Raises:
+            UnsupportedGraphError: If other operations run for some batches than for others.
+        """
         with isolated(self.surface.model, self.surface.device):
             for batch in self.surface.objective.chunks(self.chunk):
                 plan = self.plan_for(batch)
@@ -141,27 +168,32 @@ class Sweeper:
                         "the model runs through other operations for some batches than for the "
                         "first; measure batches of one shape at a time."
                     )
-                chunk = Chunk(batch.samples, wanted, scales or {})
-                taps = plan.taps(chunk, self._values, names)
-                logits = plan.graph.run(self._values, self.inputs_of(batch), taps, plan.logits)
-                counted = self.counts_of(batch)
-                kept = torch.ones_like(counted)
-                if gradients:
-                    total = self._total(plan, batch)
-                    curvature: OutputCurvature = gradient(total, logits, counted)
-                else:
-                    curvature, kept = self._curvature(plan, logits.detach(), batch)
-                if isinstance(curvature, Dense):
-                    chunk.floor = self._floor(plan, logits.detach()) * kept
-                columns, mixtures = _split(curvature, all_columns, generator)
-                left_out = int(((counted > 0) & (kept == 0)).sum())
-                shares = counted * kept
-                yield Pass(list(taps.values()), shares, left_out, columns, mixtures, chunk, logits)
+                yield plan, batch
 
-    def _curvature(
-        self, plan: Plan, logits: Tensor, batch: Batch
-    ) -> tuple[OutputCurvature, Tensor]:
-        """The loss's curvature by the logits, and which samples have a loss."""
+    def run(self, plan: Plan, batch: Batch, handlers: Mapping[fx.Node, Handler]) -> Tensor:
+        """Run the model on a chunk.
+
+        Args:
+            plan: Of the chunk.
+            batch: The chunk.
+            handlers: What to call instead of an op.
+
+        Returns:
+            The logits.
+        """
+        return plan.graph.run(self._values, self.inputs_of(batch), handlers, plan.logits)
+
+    def curvature(self, plan: Plan, logits: Tensor, batch: Batch) -> tuple[OutputCurvature, Tensor]:
+        """The loss's curvature by the logits, and which samples have a loss.
+
+        Args:
+            plan: Of the chunk.
+            logits: The chunk's.
+            batch: The chunk.
+
+        Returns:
+            The curvature of the sum of the losses, and ones for samples with a loss.
+        """
         kept = torch.ones(batch.samples, dtype=torch.float64, device=logits.device)
         target = batch.target
         if self.loss.curvature is not None and self._closed_form(plan):
@@ -172,10 +204,18 @@ class Sweeper:
             outputs = plan.finish(logits)
             self.loss.check(outputs, target)
             kept = self.loss.defined(outputs).double()
-        return dense(self._total(plan, batch), logits), kept
+        return dense(self.total(plan, batch), logits), kept
 
-    def _total(self, plan: Plan, batch: Batch) -> Callable[[Tensor], Tensor]:
-        """The sum of the samples' losses as a function of the logits."""
+    def total(self, plan: Plan, batch: Batch) -> Callable[[Tensor], Tensor]:
+        """The sum of the samples' losses as a function of the logits.
+
+        Args:
+            plan: Of the chunk.
+            batch: The chunk.
+
+        Returns:
+            The function.
+        """
 
         def total(logits: Tensor) -> Tensor:
             value = self.loss.total(plan.finish(logits), batch.target)
@@ -237,7 +277,7 @@ class Sweeper:
         trial = Trial(self.surface.subject, self.inputs_of, with_labels=self.loss.own)
         trial.compare_outputs(plan, few)
         try:
-            self._curvature(plan, trial.logits(plan, few), few)
+            self.curvature(plan, trial.logits(plan, few), few)
         except RuntimeError as error:
             reason = f"the loss cannot be differentiated twice: {str(error).splitlines()[0]}"
             return plan.without(dict.fromkeys(plan.exact, reason))

@@ -24,9 +24,9 @@ def expectation(
     r"""Mean change of the loss under noise in a geometry, in size, by antithetic pairs.
 
     Definition:
-        .. math:: |E\,L(\sigma u) - L(0)|
+        .. math:: |E\,L(u) - L(0)|
 
-        with u the geometry's noise of size one. Each draw is the mean over u and -u, which
+        with u the geometry's noise of size σ. Each draw is the mean over u and -u, which
         cancels every odd order: the gradient does not add to the error.
 
     Args:
@@ -53,7 +53,7 @@ def expectation(
     base = chart.value(chart.origin)
     rises = []
     for _ in range(pairs):
-        u = sigma * chart.noise(source)
+        u = chart.noise(sigma, source)
         rises.append((chart.value(u) + chart.value(-u)) / 2 - base)
     draws = torch.tensor(rises, dtype=torch.float64)
     options = {"sigma": sigma, "pairs": pairs}

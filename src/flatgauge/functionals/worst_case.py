@@ -67,8 +67,9 @@ def worst_case(
         generator: Source of randomness, required.
 
     Returns:
-        The largest rise seen. In `details`: the rise of every start, and what the first two
-        orders of the loss predict, ``"first order"`` ε ‖g‖ and ``"second order"`` λ ε² / 2.
+        The largest rise seen; infinite if the ball reaches a pole of the loss. In `details`: the
+        rise of every start, and what the first two orders of the loss predict, ``"first order"``
+        ε ‖g‖ and ``"second order"`` λ ε² / 2.
 
     Raises:
         ValueError: If a setting is not positive, the generator is missing, or a loss that is to
@@ -80,6 +81,12 @@ def worst_case(
         raise ValueError(f"`{option}={radius!r}` must be a positive finite number: it is a radius.")
     if starts < 1 or steps < 1:
         raise ValueError(f"`starts={starts!r}` and `steps={steps!r}` must be at least 1.")
+    if radius >= chart.limit:
+        note = (
+            f"a ball of this radius holds points without a finite loss, the first of them at a "
+            f"distance of {chart.limit:.3g}; take a smaller `{option}`"
+        )
+        return Estimate(math.inf, options={option: radius}, notes=(*chart.notes, note))
     base, gradient = chart.value_and_gradient(chart.origin)
     scale = 1 + base if chart.per_loss else 1.0
     if scale <= 0:
@@ -121,7 +128,7 @@ def _ascents(
     yield _ascend(chart, max(up, -up, key=chart.value), radius, steps).value
     while True:
         # From outside: on the ball itself, the first long step leads all of them to one place.
-        far, half = _FAR * radius, steps // 2
+        far, half = min(_FAR * radius, (radius + chart.limit) / 2), steps // 2
         start = _stretched(chart.direction(generator), far)
         if half:
             start = _ascend(chart, start, far, half).point

@@ -11,6 +11,7 @@ from flatgauge.geometry.diagonal import Diagonal
 from flatgauge.geometry.weights import Weights  # isort: skip
 from flatgauge.geometry.per_tensor import PerTensor  # isort: skip
 from flatgauge.geometry.per_weight import PerWeight  # isort: skip
+from flatgauge.geometry.paths import PathValues  # isort: skip
 from flatgauge.geometry.balanced import Balanced  # isort: skip
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "Balanced",
     "Chart",
     "Diagonal",
+    "PathValues",
     "PerTensor",
     "PerWeight",
     "Swept",

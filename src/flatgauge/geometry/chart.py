@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Hashable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Generator, Tensor
@@ -42,8 +43,10 @@ class Chart(ABC):
 
     Attributes:
         geometry: Its name.
+        options: The names of its own options, beside which tensors take part.
         epsilon: The default radius of a ball.
         sigma: The default size of noise.
+        limit: A radius at which a ball first holds displacements without a loss.
         per_loss: Whether the worst case in a ball is divided by 1 + loss.
         surface: Where the loss is computed.
         parameters: Which tensors take part: ``"all"`` trainable ones, or the weights of
@@ -56,8 +59,10 @@ class Chart(ABC):
     """
 
     geometry: ClassVar[str]
-    epsilon: ClassVar[float]
-    sigma: ClassVar[float]
+    options: ClassVar[tuple[str, ...]] = ()
+    epsilon: float
+    sigma: float
+    limit: float = math.inf
     per_loss: ClassVar[bool] = True
 
     def __init_subclass__(cls) -> None:
@@ -74,6 +79,16 @@ class Chart(ABC):
     def key(self) -> Hashable:
         """What tells its coordinates from those of other charts of the same surface."""
         return self.geometry, self.parameters
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Its own options, as they are shown with every result."""
+        return {}
+
+    @property
+    def details(self) -> dict[str, float]:
+        """What else is shown with every result."""
+        return {}
 
     @property
     @abstractmethod
@@ -102,25 +117,27 @@ class Chart(ABC):
         drawn = torch.randn(len(self.origin), generator=generator, dtype=torch.float64)
         return drawn.to(self.surface.dtype).to(self.surface.device)
 
-    def noise(self, generator: Generator) -> Tensor:
-        """Noise of size one."""
-        return self.direction(generator)
+    def noise(self, sigma: float, generator: Generator) -> Tensor:
+        """Noise of a size."""
+        return sigma * self.direction(generator)
 
 
-def chart(surface: LossSurface, geometry: str, parameters: str = "all") -> Chart:
+def chart(surface: LossSurface, geometry: str, parameters: str = "all", **options: Any) -> Chart:
     """The loss around a surface's point, in a geometry.
 
     Args:
         surface: The surface.
-        geometry: ``"weights"``, ``"per tensor"``, ``"per weight"`` or ``"balanced"``.
+        geometry: ``"weights"``, ``"per tensor"``, ``"per weight"``, ``"basis paths"`` or
+            ``"balanced"``.
         parameters: Which tensors take part: ``"all"`` trainable ones, or the weights of
             ``"layers"`` only.
+        **options: Of the geometry.
 
     Returns:
         The chart.
 
     Raises:
-        ValueError: If there is no such geometry, or no such choice of parameters.
+        ValueError: If there is no such geometry, or no such choice of parameters or options.
 
     Example:
         >>> from flatgauge.examples import two_weights
@@ -131,7 +148,7 @@ def chart(surface: LossSurface, geometry: str, parameters: str = "all") -> Chart
         raise ValueError(
             f"there is no geometry {geometry!r}; the geometries are {', '.join(GEOMETRIES)}."
         )
-    return GEOMETRIES[geometry](surface, parameters)
+    return GEOMETRIES[geometry](surface, parameters, **options)
 
 
 def taking_part(surface: LossSurface, parameters: str) -> list[str]:

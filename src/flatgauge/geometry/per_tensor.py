@@ -28,7 +28,7 @@ class PerTensor(Diagonal):
         """The squared norm."""
         return norm(value) ** 2
 
-    def noise(self, generator: Generator) -> Tensor:
-        """Noise that moves every tensor by about its norm, however many weights it has."""
-        drawn = self.surface.split(super().noise(generator))
+    def noise(self, sigma: float, generator: Generator) -> Tensor:
+        """Noise that moves every tensor by a share of its norm, however many weights it has."""
+        drawn = self.surface.split(super().noise(sigma, generator))
         return self.surface.flatten({n: u / math.sqrt(u.numel()) for n, u in drawn.items()})

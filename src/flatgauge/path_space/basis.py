@@ -96,7 +96,7 @@ class BasisPaths:
             skeleton: The name of the skeleton.
         """
         self.skeleton = skeleton
-        self._edges, self._chosen = edges, chosen
+        self.edges, self.chosen = edges, chosen
         routes = Routes.of(edges, chosen)
         kept = routes.kept
         places = chosen.leaving[kept[:-1]]
@@ -142,9 +142,9 @@ class BasisPaths:
     def entries(self) -> list[tuple[str, Tensor]]:
         """The parameters with the flat indices of their entries, in the order of `values`."""
         found = []
-        for number, name in enumerate(self._edges.names):
-            start = self._edges.starts[name]
-            size = int(np.prod(self._edges.shapes[number]))
+        for number, name in enumerate(self.edges.names):
+            start = self.edges.starts[name]
+            size = int(np.prod(self.edges.shapes[number]))
             low, high = np.searchsorted(self.places, [start, start + size])
             if high > low:
                 found.append((name, torch.from_numpy(self.places[low:high] - start)))
@@ -153,7 +153,7 @@ class BasisPaths:
     @property
     def choices(self) -> Integers:
         """For every hidden unit that takes part, how many edges out and in it could have had."""
-        found: Integers = self._chosen.choices[self.root_of[:-1] != NOTHING]
+        found: Integers = self.chosen.choices[self.root_of[:-1] != NOTHING]
         return found
 
     def to_weights(self, values: Tensor) -> dict[str, Tensor]:
@@ -234,22 +234,22 @@ class BasisPaths:
         Returns:
             Parameters with indices.
         """
-        edges, place = self._edges, int(self.places[index])
+        edges, place = self.edges, int(self.places[index])
         before: list[int] = []
         after: list[int] = []
         unit = int(edges.tails[place])
         while unit != NOTHING:
-            before.insert(0, int(self._chosen.entering[unit]))
+            before.insert(0, int(self.chosen.entering[unit]))
             unit = int(edges.tails[before[0]])
         unit = int(edges.heads[place])
         while unit != NOTHING:
-            after.append(int(self._chosen.leaving[unit]))
+            after.append(int(self.chosen.leaving[unit]))
             unit = int(edges.heads[after[-1]])
         return [edges.owner(p) for p in (*before, place, *after)]
 
     def _roots(self, coordinate: Integers, kept: np.ndarray) -> Integers:
         """For every unit, the coordinate of the last edge on its route in that is not free."""
-        chosen, edges = self._chosen, self._edges
+        chosen, edges = self.chosen, self.edges
         found = np.full(len(kept), NOTHING)
         for unit in chosen.inward.tolist():
             if kept[unit]:

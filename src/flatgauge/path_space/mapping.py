@@ -60,8 +60,8 @@ class PathMap:
         self._shifted = torch.from_numpy(shifted[places])
         self.folded = torch.from_numpy(edges.weights[places])
         # What is multiplied: the weight itself, or the folded bias, which moves the real one.
-        self._amounts = torch.where(self._shifted, self.folded, self.base[self.places])
-        self._slopes = torch.from_numpy(slopes * stretch[places])
+        self.amounts = torch.where(self._shifted, self.folded, self.base[self.places])
+        self.slopes = torch.from_numpy(slopes * stretch[places])
         moving = np.isin(np.concatenate([[], *weights]).astype(np.int64), places)
         self._weights, self._biases, self._couplings = (
             torch.from_numpy(np.concatenate([[], *rows]).astype(kind)[moving])
@@ -80,17 +80,17 @@ class PathMap:
         known = self.values.to(values)
         ratios = values / torch.where(known == 0, 1.0, known)
         scaled = torch.where(
-            known == 0, values * self._slopes.to(values), self._amounts.to(values) * ratios
+            known == 0, values * self.slopes.to(values), self.amounts.to(values) * ratios
         )
-        inverse = known / values
-        factors = torch.cat([inverse, inverse.new_ones(1)])[self.roots.to(values.device)]
-        return self.coupled(self._placed(scaled * factors))
+        roots = self.roots.to(values.device)
+        before, now = (torch.cat([one, one.new_ones(1)])[roots] for one in (known, values))
+        return self.coupled(self._placed(scaled * (before / now)))
 
     def _placed(self, moved: Tensor) -> Tensor:
         """The row with some weights replaced."""
         base, shifted = self.base.to(moved), self._shifted.to(moved.device)
         places = self.places.to(moved.device)
-        moved = torch.where(shifted, base[places] + (moved - self._amounts.to(moved)), moved)
+        moved = torch.where(shifted, base[places] + (moved - self.amounts.to(moved)), moved)
         return base.index_copy(0, places, moved)
 
     def relative(self, logs: Tensor) -> Tensor:
@@ -104,7 +104,7 @@ class PathMap:
         """
         padded = torch.cat([logs, logs.new_zeros(1)])
         powers = torch.exp(logs - padded[self.roots.to(logs.device)])
-        return self.coupled(self._placed(self._amounts.to(logs) * powers))
+        return self.coupled(self._placed(self.amounts.to(logs) * powers))
 
     def coupled(self, row: Tensor) -> Tensor:
         """The row with the biases of batch-norms moved along with their weights."""
@@ -113,6 +113,28 @@ class PathMap:
         weights, biases = self._weights.to(row.device), self._biases.to(row.device)
         moved = self._couplings.to(row) * (row[weights] - self.base.to(row)[weights])
         return row.index_add(0, biases, moved)
+
+    def pulled(self, gradient: Tensor) -> Tensor:
+        """The gradient by the values of the paths, at the model's own.
+
+        Args:
+            gradient: By the weights in one row, those of others that follow counted in.
+
+        Returns:
+            One number per path.
+        """
+        slopes = gradient[self.places]
+        shares = self.amounts * slopes
+        sums = torch.zeros(len(self.values) + 1, dtype=torch.float64)
+        sums.index_add_(0, self.roots, shares)
+        known = torch.where(self.values == 0, 1.0, self.values)  # No root is zero.
+        return self.slopes * slopes - sums[:-1] / known
+
+    def uncoupled(self, gradient: Tensor) -> Tensor:
+        """A gradient by all weights as one by those that others follow, too."""
+        if not len(self._weights):
+            return gradient
+        return gradient.index_add(0, self._weights, self._couplings * gradient[self._biases])
 
     @property
     def follows(self) -> Tensor:

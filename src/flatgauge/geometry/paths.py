@@ -1,0 +1,303 @@
+"""The values of basis paths as coordinates (Yi et al. 2019): no rescaling changes them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from typing import Any, ClassVar
+
+import torch
+from torch import Generator, Tensor
+
+from flatgauge.curvature.operator import Operator
+from flatgauge.estimators import Estimate
+from flatgauge.geometry.chart import Chart, Swept
+from flatgauge.graph import UnsupportedGraphError
+from flatgauge.path_space import BasisPaths, paths_of
+from flatgauge.path_space.second_derivatives import second_derivatives
+from flatgauge.surface import LossSurface
+
+#: The default radius and the bound on every component of noise, in units of the smallest |u_b|.
+_SHARE = 0.5
+
+#: The default radius where there is no hidden unit, and of relative changes.
+_RADIUS, _RELATIVE = 0.1, 0.5
+
+#: A path value of a hidden unit that is so much smaller than the largest is worth a word.
+_SMALL = 1e-4
+
+
+class PathValues(Chart):
+    """v + u for the values v of basis paths, or v exp(u) for relative changes.
+
+    All but the loss itself is computed in double precision on the CPU: path values span many
+    orders of magnitude.
+
+    Args:
+        surface: The surface.
+        parameters: Which tensors take part; path values of others stay as they are.
+        skeleton: ``"strongest"`` or ``"diagonal"``.
+        relative: Whether coordinates are the logarithms of |v|; paths of value zero do not move.
+        truncation: The largest size of any component of noise; None for half the smallest |u_b|.
+    """
+
+    geometry = "basis paths"
+    options: ClassVar[tuple[str, ...]] = ("skeleton", "relative", "truncation")
+    sigma = 0.05
+
+    def __init__(
+        self,
+        surface: LossSurface,
+        parameters: str = "all",
+        *,
+        skeleton: str = "strongest",
+        relative: bool = False,
+        truncation: float | None = None,
+    ) -> None:
+        super().__init__(surface, parameters)
+        self.relative = relative
+        self.paths = paths_of(surface, skeleton)
+        frozen = [name for name, _ in self.paths.entries if name not in surface.names]
+        if frozen:
+            raise ValueError(
+                f"`{frozen[0]}` is frozen, but basis paths run through all weights; set "
+                "`requires_grad` of all parameters, or measure another geometry."
+            )
+        self.epsilon = _RELATIVE if relative else _RADIUS
+        if self.paths.hidden and not relative:
+            self.limit = self.paths.smallest
+            self.epsilon = _SHARE * self.limit
+        self.truncation = self._bound(truncation)
+        self.notes = tuple(_notes(self.paths))
+        mask = [
+            torch.full((len(places),), name in self.names) for name, places in self.paths.entries
+        ]
+        self.mask = torch.cat([torch.zeros(0, dtype=torch.bool), *mask])
+        if relative:
+            self.mask = self.mask & (self.paths.values != 0)
+
+    @property
+    def key(self) -> Hashable:
+        """The skeleton and the kind of coordinates tell it from others."""
+        return (*self.settings.items(), self.geometry, self.parameters)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The skeleton, and whether changes are relative."""
+        return {"skeleton": self.paths.skeleton, **({"relative": True} if self.relative else {})}
+
+    @property
+    def details(self) -> dict[str, float]:
+        """How many paths there are, and how large."""
+        sizes = self.paths.values.abs()
+        return {
+            "weights m": float(self.paths.m),
+            "hidden units H": float(self.paths.hidden),
+            "basis paths": float(len(self.paths)),
+            "smallest |v|": float(sizes.min()),
+            "largest |v|": float(sizes.max()),
+            "smallest |u|": self.paths.smallest,
+        }
+
+    @property
+    def origin(self) -> Tensor:
+        """The coordinates of the point: zeros."""
+        return torch.zeros(len(self.paths), dtype=torch.float64)
+
+    def row(self, u: Tensor) -> Tensor:
+        """The weights at a displacement, in one row in the order of the paths' parameters."""
+        moved = u * self.mask
+        if self.relative:
+            return self.paths.map.relative(moved)
+        return self.paths.map(self.paths.values + moved)
+
+    def point(self, row: Tensor) -> Tensor:
+        """A row as a point of the surface; parameters that nothing reads stay."""
+        found = self.paths.map.split(row.detach())
+        return self.surface.flatten(
+            {name: found.get(name, value).to(value) for name, value in self.surface.params.items()}
+        )
+
+    def along(self, row: Tensor) -> Tensor:
+        """A direction among the paths' weights as one of the surface."""
+        found = self.paths.map.split(row.detach())
+        return self.surface.flatten(
+            {
+                name: found[name].to(value) if name in found else torch.zeros_like(value)
+                for name, value in self.surface.params.items()
+            }
+        )
+
+    def back(self, vector: Tensor) -> Tensor:
+        """A gradient by the surface's parameters as one by the paths' weights."""
+        parts = self.surface.split(vector)
+        names = self.paths.map.split(self.paths.map.base)
+        return torch.cat([parts[name].reshape(-1).double().cpu() for name in names])
+
+    def value(self, u: Tensor) -> float:
+        """The loss at a displacement; infinite beyond a pole."""
+        if not self._reaches(u):
+            return math.inf
+        return self.surface.value(self.point(self.row(u)))
+
+    def value_and_gradient(self, u: Tensor) -> tuple[float, Tensor]:
+        """The loss at a displacement and its gradient; infinite beyond a pole."""
+        if not self._reaches(u):
+            return math.inf, torch.zeros_like(u)
+        with torch.enable_grad():
+            moved = u.detach().requires_grad_()
+            row = self.row(moved)
+            value, gradient = self.surface.value_and_gradient(self.point(row))
+            (found,) = torch.autograd.grad(row, moved, self.back(gradient))
+        return value, found
+
+    def curvature(self) -> Operator:
+        """The second derivatives by the coordinates."""
+        return PathCurvature(self)
+
+    def swept(self, *, all_columns: bool, generator: Generator | None) -> Swept:
+        """The sum over the coordinates whose second derivative one sweep gives."""
+        notes: tuple[str, ...] = ()
+        try:
+            found = second_derivatives(self.surface, self.paths, all_columns=all_columns)
+        except UnsupportedGraphError as error:
+            return Swept(
+                Estimate(0.0, exact=True),
+                self.curvature(),
+                (f"not swept, but estimated: {error}",),
+            )
+        notes = found.notes
+        values = found.values
+        if self.relative:
+            v = self.paths.values
+            values = v.square() * values + v * found.gradient
+        known = found.known & self.mask
+        rest = torch.nonzero(~found.known & self.mask)[:, 0]
+        estimate = Estimate(float(values[known].sum()), exact=True)
+        return Swept(estimate, Restricted(self.curvature(), rest) if len(rest) else None, notes)
+
+    def first_order(self) -> float:
+        """The part of the trace that the gradient gives: zero where it is."""
+        with torch.enable_grad():
+            gradient = self.back(self.surface.gradient())
+            gradient = self.paths.map.uncoupled(gradient)[self.paths.map.places]
+            amounts = self.paths.map.amounts * gradient  # w_e g_e
+            rooted = self.paths.map.roots < len(self.paths)
+            if self.relative:
+                return float((amounts * (1.0 + rooted))[self.mask].sum())
+            roots = self.paths.map.roots[rooted]
+            shares = 2 * amounts[rooted] / self.paths.values[roots].square()
+            return float(shares[self.mask[roots]].sum())
+
+    def direction(self, generator: Generator) -> Tensor:
+        """A random direction among the coordinates that take part."""
+        drawn = torch.randn(len(self.paths), generator=generator, dtype=torch.float64)
+        return drawn * self.mask
+
+    def noise(self, sigma: float, generator: Generator) -> Tensor:
+        """Normal noise; every component cut off at the truncation, so that no pole is met."""
+        if self.relative or not math.isfinite(self.truncation):
+            return super().noise(sigma, generator)
+        uniform = torch.rand(len(self.paths), generator=generator, dtype=torch.float64)
+        edge = math.erf(self.truncation / (sigma * math.sqrt(2)))
+        return sigma * math.sqrt(2) * torch.erfinv((2 * uniform - 1) * edge) * self.mask
+
+    def _reaches(self, u: Tensor) -> bool:
+        return self.relative or self.paths.reaches(self.paths.values + u * self.mask)
+
+    def _bound(self, truncation: float | None) -> float:
+        """The largest size of a component of noise."""
+        if truncation is None:
+            return _SHARE * self.limit
+        if not 0 < truncation < self.limit:
+            raise ValueError(
+                f"`truncation={truncation!r}` must be positive and below the smallest |u_b|, "
+                f"{self.limit:.6g}: beyond it the loss has poles, and its mean is infinite."
+            )
+        return truncation
+
+
+class PathCurvature(Operator):
+    """The second derivatives of the loss by the coordinates of path space.
+
+    Args:
+        chart: The chart.
+    """
+
+    def __init__(self, chart: PathValues) -> None:
+        super().__init__(len(chart.paths), chart.surface.dtype, chart.surface.device)
+        self._chart = chart
+        self._gradient = chart.back(chart.surface.gradient())
+
+    def __matmul__(self, vectors: Tensor) -> Tensor:
+        chart = self._chart
+        columns = vectors.reshape(self.shape[0], -1).double().cpu()
+        with torch.enable_grad():
+            u = chart.origin.requires_grad_()
+            row = chart.row(u)
+            (slopes,) = torch.autograd.grad(row, u, self._gradient, create_graph=True)
+            bends = [self._bend(slopes, u, column) for column in columns.T]
+            # What a direction is among the weights: the transpose of the transpose.
+            probe = torch.zeros_like(row).requires_grad_()
+            (pulled,) = torch.autograd.grad(row, u, probe, create_graph=True)
+            pushed = [
+                torch.autograd.grad(pulled, probe, c, retain_graph=True)[0] for c in columns.T
+            ]
+            products = chart.surface.hvp(torch.stack([chart.along(p) for p in pushed], dim=1))
+            found = [
+                torch.autograd.grad(row, u, chart.back(product), retain_graph=True)[0] + bend
+                for product, bend in zip(products.T, bends, strict=True)
+            ]
+        return torch.stack(found, dim=1).reshape(vectors.shape).to(vectors)
+
+    @staticmethod
+    def _bend(slopes: Tensor, u: Tensor, column: Tensor) -> Tensor:
+        """What the weights' own second derivatives add."""
+        if not slopes.requires_grad:
+            return torch.zeros_like(column)
+        (found,) = torch.autograd.grad(slopes, u, column, retain_graph=True, allow_unused=True)
+        return torch.zeros_like(column) if found is None else found
+
+
+class Restricted(Operator):
+    """Some rows and columns of an operator.
+
+    Args:
+        operator: The operator.
+        chosen: Which.
+    """
+
+    def __init__(self, operator: Operator, chosen: Tensor) -> None:
+        super().__init__(len(chosen), operator.dtype, operator.device)
+        self._operator, self._chosen = operator, chosen
+
+    def __matmul__(self, vectors: Tensor) -> Tensor:
+        columns = vectors.reshape(self.shape[0], -1)
+        whole = columns.new_zeros(self._operator.shape[0], columns.shape[1])
+        whole[self._chosen] = columns
+        return (self._operator @ whole)[self._chosen].reshape(vectors.shape)
+
+
+def _notes(paths: BasisPaths) -> list[str]:
+    """What is to be said about the paths with every result."""
+    notes = []
+    if paths.dropped:
+        notes.append(
+            f"{len(paths.dropped)} hidden units lie on no path of non-zero value and are left out "
+            f"with their weights: {', '.join(paths.dropped[:3])}"
+            + (", …" if len(paths.dropped) > 3 else "")
+        )
+    if paths.tied:
+        notes.append(
+            f"the skeleton is tied at {len(paths.tied)} hidden units ({paths.tied[0]}"
+            f"{', …' if len(paths.tied) > 1 else ''}): the order of the weights decides there"
+        )
+    if paths.hidden:
+        sizes = paths.values[paths.roots].abs()
+        if paths.smallest < _SMALL * float(sizes.max()):
+            notes.append(
+                f"the path of one hidden unit has a value of {paths.smallest:.2g} (of another one "
+                f"{float(sizes.max()):.2g}), and v is divided by it: the numbers say more about "
+                f"the {paths.skeleton} skeleton than about the minimum"
+            )
+    return notes
