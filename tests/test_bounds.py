@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
+from bound_problems import OneWeight, one_weight, signs, terms
 from cases import build
 from scipy.stats import norm
 from torch import nn
@@ -17,39 +17,10 @@ from flatgauge.guarantees.terms import COLUMNS
 PARTS = ["normalized", "basis paths"]
 
 
-class OneWeight(nn.Module):
-    """Two classes, one weight: the first class where w x > 0."""
-
-    def __init__(self, weight):
-        super().__init__()
-        self.line = nn.Linear(1, 1, bias=False).double()
-        nn.init.constant_(self.line.weight, weight)
-
-    def forward(self, x):
-        score = self.line(x)
-        return torch.cat([score, torch.zeros_like(score)], 1)
-
-
-def signs(samples, *, flipped=0.0, seed=0):
-    """Inputs of both signs, labelled by their sign, some labels flipped."""
-    generator = torch.Generator().manual_seed(seed)
-    inputs = torch.randn(samples, 1, generator=generator, dtype=torch.float64)
-    wrong = torch.rand(samples, generator=generator) < flipped
-    return inputs, ((inputs[:, 0] < 0) ^ wrong).long()
-
-
-def one_weight(weight, samples, **options):
-    return fg.LossSurface(OneWeight(weight), "cross_entropy", signs(samples, **options))
-
-
-def terms(frame, bound):
-    return frame[frame.bound == bound].set_index("term")
-
-
 def test_one_weight_by_hand():
     weight, m, delta = 3.0, 400, 0.1
     surface = one_weight(weight, m)
-    frame = fg.bounds(surface, only="normalized", delta=delta, bits=48, draws=1000)
+    frame = fg.bounds(surface, only="normalized", delta=delta, bits=48, draws=500)
     found = terms(frame, "normalized").value
     inputs = signs(m)[0]
     p = torch.sigmoid(weight * inputs)
@@ -142,7 +113,7 @@ def test_the_allowance_for_draws_covers_as_often_as_it_says(delta):
 @pytest.mark.parametrize("flipped", [0.0, 0.3])
 def test_the_risk_under_noise_is_below_the_bound_on_problems_of_known_risk(flipped):
     """The weight is "trained": its sign is the one with fewer errors on the sample."""
-    held, runs, delta, informative = 0, 8, 0.5, 0
+    held, runs, delta, informative = 0, 6, 0.5, 0
     for seed in range(runs):
         inputs, labels = signs(300, flipped=flipped, seed=seed)
         better = (labels == (inputs[:, 0] < 0)).double().mean() > 0.5
@@ -183,7 +154,7 @@ def test_heldout_data_tell_the_rest():
 def test_intervals_of_heldout_data_cover():
     """(A) is known exactly here; the intervals are wide, so they never fail."""
     surface, missed = one_weight(0.5, 60, flipped=0.2), 0
-    for seed in range(30):
+    for seed in range(20):
         fresh = signs(50, flipped=0.2, seed=100 + seed)
         found = terms(
             fg.bounds(surface, only="normalized", holdout=fresh, draws=8, delta=0.5, seed=seed),
@@ -194,51 +165,7 @@ def test_intervals_of_heldout_data_cover():
         true = 0.2 - ((1 - turned) * 0.2 + turned * 0.8)
         row = found.loc["(A) L_D(f) - L_D(Q)"]
         missed += not row.lower <= true <= row.upper
-    assert missed / 30 <= 0.5
-
-
-def rescaled(case, *, powers, dtype=torch.float64, log2_range=6):
-    model = case.model.to(dtype)
-    inputs = case.inputs.to(dtype)
-    gauge = fg.find_gauge(model, inputs[:4])
-    move = gauge.sample(
-        generator=torch.Generator().manual_seed(5), log2_range=log2_range, powers_of_two=powers
-    )
-    return [
-        fg.LossSurface(net, "cross_entropy", (inputs, case.targets))
-        for net in (model, gauge.rescale(model, move))
-    ]
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("case", ["mlp", "conv and max-pool", "residual with batch-norm"])
-def test_powers_of_two_change_no_bit(case, dtype):
-    one, other = (fg.bounds(s, draws=4) for s in rescaled(build(case), powers=True, dtype=dtype))
-    assert one.term.tolist() == other.term.tolist()
-    for column in ("value", "lower", "upper"):
-        assert np.array_equal(one[column], other[column], equal_nan=True)
-
-
-@pytest.mark.parametrize("case", ["mlp", "mlp without biases"])
-def test_other_factors_change_what_the_hyperprior_resolves(case):
-    surfaces = rescaled(build(case), powers=False, log2_range=4)
-    one, other = (fg.bounds(surface, draws=4, bits=44) for surface in surfaces)
-    assert one.value.to_numpy() == pytest.approx(other.value.to_numpy(), rel=1e-9, nan_ok=True)
-    coarse = [terms(fg.bounds(s, only="normalized", draws=4), "normalized") for s in surfaces]
-    shift = abs(coarse[0].value["KL of the weights"] / coarse[1].value["KL of the weights"] - 1)
-    assert 1e-6 < shift < 1  # With one scale per octave, rounding is seen.
-
-
-def test_the_same_seed_gives_the_same_bound_and_nothing_is_left_changed():
-    case = build("mlp")
-    before = {name: p.clone() for name, p in case.model.state_dict().items()}
-    state = torch.get_rng_state()
-    one, other, third = (fg.bounds(case.surface(), draws=3, seed=s) for s in (1, 1, 2))
-    assert one.equals(other)
-    assert not one.equals(third)
-    assert torch.equal(state, torch.get_rng_state())
-    assert all(torch.equal(before[name], p) for name, p in case.model.state_dict().items())
-    assert all(p.grad is None for p in case.model.parameters())
+    assert missed / 20 <= 0.5
 
 
 def test_ties_and_broken_outputs_are_wrong():
@@ -257,89 +184,3 @@ def test_ignored_labels_do_not_count():
     surface = fg.LossSurface(OneWeight(2.0), "cross_entropy", (inputs, labels))
     found = terms(fg.bounds(surface, only="normalized", draws=2), "normalized").value
     assert (found["m"], found["L_S(f)"]) == (260, 0.0)
-
-
-def test_a_bound_that_is_not_there_is_told_and_refused_by_name():
-    surface = build("attention").surface()
-    frame = fg.bounds(surface, draws=2)
-    assert terms(frame, "basis paths").index.tolist() == ["not available"]
-    assert "no edge from one unit to another" in terms(frame, "basis paths").note.iloc[0]
-    with pytest.raises(ValueError, match="no edge from one unit to another"):
-        fg.bounds(surface, only="basis paths", draws=2)
-
-
-def test_frozen_parameters():
-    case = build("mlp")
-    case.model[0].requires_grad_(False)
-    told = fg.bounds(case.surface(), draws=2)
-    assert "is frozen" in terms(told, "basis paths").note.iloc[0]
-    given = fg.bounds(case.surface(), only="normalized", draws=2, frozen="given")
-    numbers = [terms(f, "normalized").value["numbers told outright"] for f in (told, given)]
-    assert numbers == [25 + 7, 7]
-
-
-def test_regression_is_refused():
-    surface = build("leaky relu with mse").surface()
-    with pytest.raises(ValueError, match="0-1 loss needs class labels, but the targets are"):
-        fg.bounds(surface)
-
-
-def test_one_output_is_refused():
-    inputs, labels = signs(20)
-    model = nn.Linear(1, 1).double()
-    surface = fg.LossSurface(model, "binary_cross_entropy", (inputs, labels[:, None].double()))
-    with pytest.raises(ValueError, match="one output per class"):
-        fg.bounds(surface)
-    surface = fg.LossSurface(model, lambda o, t: (o[:, 0] * t).mean(), (inputs, labels))
-    with pytest.raises(ValueError, match="at least two classes"):
-        fg.bounds(surface)
-
-
-def test_labels_per_position_are_refused():
-    inputs = torch.randn(6, 4, 3, generator=torch.Generator().manual_seed(0))
-    labels = torch.zeros(6, 4, dtype=torch.long)
-    surface = fg.LossSurface(nn.Linear(3, 5), "cross_entropy", (inputs, labels))
-    with pytest.raises(ValueError, match="one per independent sample"):
-        fg.bounds(surface)
-
-
-def test_a_model_without_layers_is_refused():
-    class Shift(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.shift = nn.Parameter(torch.zeros(3))
-
-        def forward(self, x):
-            return x + self.shift
-
-    inputs = torch.randn(9, 3, generator=torch.Generator().manual_seed(0))
-    surface = fg.LossSurface(Shift(), "cross_entropy", (inputs, torch.arange(9) % 3))
-    with pytest.raises(ValueError, match="no layers"):
-        fg.bounds(surface, only="normalized")
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"delta": 0.0}, "between 0 and 1"),
-        ({"draws": 0}, "`draws=0` must be a whole number from 1"),
-        ({"bits": 4}, "from 8 to 48"),
-        ({"seed": -1}, "`seed=-1`"),
-        ({"frozen": "no"}, "use 'told'"),
-        ({"only": "pac"}, "the bounds are normalized, basis paths, theorem 5.1"),
-        ({"skeleton": "weakest"}, "`skeleton='weakest'` is unknown"),
-        ({"surrogate": "hinge"}, "`surrogate='hinge'` is unknown"),
-        ({"epsilon": -1.0}, "`epsilon=-1.0` must be"),
-    ],
-)
-def test_options_out_of_range_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        fg.bounds(one_weight(1.0, 20), **options)
-
-
-def test_what_is_no_surface_or_no_holdout_is_refused():
-    with pytest.raises(TypeError, match="needs a LossSurface, but got a Linear"):
-        fg.bounds(nn.Linear(2, 2))
-    surface = one_weight(1.0, 20)
-    with pytest.raises(ValueError, match="data that it has not seen"):
-        fg.bounds(surface, holdout=surface)

@@ -95,7 +95,7 @@ def climbed(surface, x, skeleton, epsilon, seed):
             root = paths.roots[paths.values[paths.roots].abs().argmin()]
             step[root] = -paths.values[root].sign()
         step *= epsilon / step.norm()
-        for _ in range(15):
+        for _ in range(12):
             v = (paths.values + step).requires_grad_()
             value = loss(v)
             best = max(best, float(value.detach()) - start)
@@ -105,9 +105,15 @@ def climbed(surface, x, skeleton, epsilon, seed):
     return best
 
 
-@pytest.mark.parametrize("skeleton", ["diagonal", "strongest"])
-@pytest.mark.parametrize("bias", [False, True])
-@pytest.mark.parametrize("depth", [2, 3])
+@pytest.mark.parametrize(
+    ("depth", "bias", "skeleton"),
+    [
+        (2, False, "diagonal"),
+        (2, True, "strongest"),
+        (3, False, "strongest"),
+        (3, True, "diagonal"),
+    ],
+)
 def test_no_search_finds_more_than_the_bound(depth, bias, skeleton):
     surface, x = surface_of(mlp(*[3] * (depth + 1), bias=bias))
     allowed = theorem(surface, skeleton=skeleton).value["ε allowed"]

@@ -12,14 +12,14 @@ from torch import Generator
 from flatgauge.curvature.surrogate import SURROGATES
 from flatgauge.estimators.probes import branches
 from flatgauge.graph import UnsupportedGraphError
-from flatgauge.guarantees.normalized import NORMALIZED, normalized_bound
+from flatgauge.guarantees.normalized import normalized_bound
 from flatgauge.guarantees.path_bound import path_bound
 from flatgauge.guarantees.scales import FEWEST_BITS, MOST_BITS
 from flatgauge.guarantees.setting import Setting
 from flatgauge.guarantees.terms import NotCoveredError, Term, table
 from flatgauge.guarantees.theorem import theorem_bound
 from flatgauge.guarantees.told import FROZEN
-from flatgauge.guarantees.zero_one import ZeroOne
+from flatgauge.guarantees.zero_one import NORMALIZED, ZeroOne
 from flatgauge.path_space.skeletons import SKELETONS
 from flatgauge.surface import LossSurface
 

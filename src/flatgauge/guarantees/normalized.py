@@ -17,10 +17,8 @@ from flatgauge.guarantees.scales import Noise, Variances, noise_of
 from flatgauge.guarantees.setting import ASSUMED, Networks, Setting
 from flatgauge.guarantees.terms import NotCoveredError, Term, total, verdict
 from flatgauge.guarantees.told import Told, told_outright
+from flatgauge.guarantees.zero_one import NORMALIZED
 from flatgauge.surface import LossSurface
-
-#: The surrogate loss of normalized sharpness.
-NORMALIZED = "normalized_cross_entropy"
 
 #: Draws per λ, from which the best λ is guessed; the bound itself takes fresh ones.
 _PILOT = 8

@@ -15,14 +15,17 @@ from flatgauge.isolation import isolated
 from flatgauge.layers import Layer, find_layers
 from flatgauge.loss import prediction
 from flatgauge.nested import tensors
-from flatgauge.nodes import op_name
+from flatgauge.nodes import op_name, shape_of
 from flatgauge.path_space import BasisPaths, paths_of
 from flatgauge.surface import LossSurface
 
 #: Operations that a plain multilayer perceptron is made of, and what only moves numbers.
 _LAYERS = ("linear", "addmm", "mm", "matmul")
 _MOVES = ("view", "reshape", "flatten", "unsqueeze", "squeeze", "clone", "alias", "detach")
-_KEPT = ("dropout", "t", "transpose", "permute", "numpy_T", "contiguous", "relu")
+_KEPT = ("dropout", "contiguous", "relu")
+
+#: What may turn a weight, but no activation.
+_TURNS = ("t", "transpose", "permute", "numpy_T")
 
 #: How far paths may move, relative to the smallest |u_b|: then every divisor keeps 1 / √2 of it.
 ROOM = 1 - math.sqrt(0.5)
@@ -193,7 +196,8 @@ def _other(graph: ModelGraph, surface: LossSurface, layers: dict[str, Layer]) ->
     ops = [node for node in graph.nodes if op_name(node)]
     ends = ("log_softmax", "_log_softmax") if surface.loss_name == "nll" else ()
     allowed = (*_LAYERS, *_MOVES, *_KEPT)
-    strange = {op_name(n) for n in ops if op_name(n) not in allowed}
+    turns = [node for node in ops if op_name(node) in _TURNS and node.args[0] in graph.held]
+    strange = {op_name(node) for node in ops if op_name(node) not in allowed and node not in turns}
     strange -= {op_name(n) for n in ops[-1:] if op_name(n) in ends}
     if strange:
         return f"it has {', '.join(sorted(strange))}, where the theorem has linear layers and ReLUs"
@@ -202,7 +206,12 @@ def _other(graph: ModelGraph, surface: LossSurface, layers: dict[str, Layer]) ->
         return "it is no chain of linear layers with weights of their own"
     if any(len(node.users) > 1 for node in ops) or len(graph.outputs) != 1:
         return "it has branches"
-    if any(len(layer.node.meta["val"].shape) != 2 for layer in layers.values()):
+    if len(graph.inputs) != 1:
+        return f"it has {len(graph.inputs)} inputs"
+    first = next(iter(layers.values()))
+    entering = math.prod(map(int, shape_of(graph.inputs[0])[1:]))
+    alike = all(len(shape_of(layer.node)) == 2 for layer in layers.values())
+    if not alike or entering != first.shape[first.in_axis]:
         return "its layers are applied at several positions of a sample"
     return ""
 

@@ -8,10 +8,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flatgauge.curvature.surrogate import under_surrogate
 from flatgauge.isolation import isolated
 from flatgauge.label_losses import IGNORED
 from flatgauge.loss import prediction
 from flatgauge.surface import LossSurface
+
+#: The surrogate loss of normalized sharpness.
+NORMALIZED = "normalized_cross_entropy"
 
 
 class ZeroOne:
@@ -39,10 +43,13 @@ class ZeroOne:
         self._data = data or surface
         loss = self._data.objective.loss
         self._ignored = IGNORED if loss.ignored is None else loss.ignored
-        self.classes = 0
-        self.samples = len(self.wrong(surface.subject.leaves))
-        if not self.samples:
-            raise ValueError("every label of the data is ignored, so that there is no 0-1 loss.")
+        few, subject = self._data.objective.few(), surface.subject
+        with isolated(surface.model, surface.device), torch.no_grad():
+            outputs = prediction(subject(subject.leaves, subject.place(few), with_labels=False))
+        self.classes = _classes(outputs, few.target)
+        # Under a loss that counts every label once, whatever weights the surface's own has.
+        self._objective = under_surrogate(self._data, NORMALIZED).objective
+        self.samples = len(self.wrong(subject.leaves))
 
     def wrong(self, leaves: Sequence[Tensor]) -> Tensor:
         """Which samples are classified wrongly.
@@ -54,9 +61,8 @@ class ZeroOne:
             One truth value per sample with a label, on the CPU.
         """
         surface, subject, found = self._surface, self._surface.subject, []
-        objective = self._data.objective
         with isolated(surface.model, surface.device), torch.no_grad():
-            for batch in objective.chunks(self._data.chunk):
+            for batch in self._objective.chunks(self._data.chunk):
                 placed = subject.place(batch)
                 outputs = prediction(subject(leaves, placed, with_labels=False))
                 found.append(self._judged(outputs, placed.target).cpu())
@@ -64,7 +70,7 @@ class ZeroOne:
 
     def _judged(self, outputs: Tensor, target: Any) -> Tensor:
         """Which samples of a chunk are wrong."""
-        self.classes = _classes(outputs, target)
+        _classes(outputs, target)
         labels = target.long()
         kept = labels != self._ignored
         outputs, labels = outputs[kept], labels[kept, None]
