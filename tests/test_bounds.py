@@ -113,7 +113,7 @@ def test_the_allowance_for_draws_covers_as_often_as_it_says(delta):
 @pytest.mark.parametrize("flipped", [0.0, 0.3])
 def test_the_risk_under_noise_is_below_the_bound_on_problems_of_known_risk(flipped):
     """The weight is "trained": its sign is the one with fewer errors on the sample."""
-    held, runs, delta, informative = 0, 6, 0.5, 0
+    held, runs, delta, informative = 0, 5, 0.5, 0
     for seed in range(runs):
         inputs, labels = signs(300, flipped=flipped, seed=seed)
         better = (labels == (inputs[:, 0] < 0)).double().mean() > 0.5

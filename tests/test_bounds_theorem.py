@@ -123,6 +123,39 @@ def test_no_search_finds_more_than_the_bound(depth, bias, skeleton):
         assert 0 < rise < bound.value["max l(v') - l(v) at most"]
 
 
+def all_paths(weights):
+    """The value of every path from an input to an output."""
+    values = weights[0].T  # (paths so far, unit)
+    for weight in weights[1:]:
+        values = (values[:, :, None] * weight.T).flatten(0, 1)
+    return values.reshape(-1)
+
+
+@pytest.mark.parametrize("skeleton", ["diagonal", "strongest"])
+@pytest.mark.parametrize("depth", [2, 3, 4])
+def test_every_path_moves_as_little_as_the_repaired_proof_says(depth, skeleton):
+    model = mlp(*[3] * (depth + 1), spread=1.0)
+    paths = fg.basis_paths(model, torch.zeros(4, 3, dtype=torch.float64), skeleton=skeleton)
+    sizes, reach = paths.values.abs(), ROOM * paths.smallest
+    ratio = (1 + ROOM) * math.sqrt(2) * float(sizes.max() / sizes.min())
+    most = (2 * depth - 1) * ratio**depth
+    before = all_paths(list(paths.to_weights(paths.values).values()))
+    assert len(before) == 3 ** (depth + 1)
+    generator, moved = seeded(depth), 0.0
+    for _ in range(200):
+        step = torch.randn(len(paths), generator=generator, dtype=torch.float64)
+        step[torch.rand(len(paths), generator=generator) < 0.9] = 0.0
+        step *= reach / step.norm().clamp_min(1e-9)
+        after = all_paths(list(paths.to_weights(paths.values + step).values()))
+        moved = max(moved, float((after - before).abs().max()))
+    assert 0.5 * reach < moved <= most * reach
+
+
+def test_non_basis_paths_are_more_than_printed():
+    paths = fg.basis_paths(mlp(3, 3, 3, 3), torch.zeros(4, 3, dtype=torch.float64))
+    assert 3**4 - len(paths) == 60  # Printed: (L - 1) d_1 = 6.
+
+
 def test_beyond_the_allowed_distance_there_is_a_pole_and_no_value():
     surface, x = surface_of(mlp(3, 3, 3))
     smallest = fg.basis_paths(surface.model, x[:4]).smallest
