@@ -31,13 +31,11 @@ class Wire:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A network, and by hand: its wires, and when each unit is first given and last read."""
+    """A network whose layers run in the order of their parameters, and its wires by hand."""
 
     model: nn.Module
     inputs: Tensor
     wires: list[Wire]
-    first: list[int]
-    last: list[int]
 
     @cached_property
     def gauge(self) -> GaugeGroup:
@@ -47,6 +45,22 @@ class Drawn:
     def skeleton(self) -> Skeleton:
         return strongest(self.gauge, dict(self.model.named_parameters()))
 
+    @cached_property
+    def units(self) -> range:
+        return range(1 + max(max(wire.head, wire.tail) for wire in self.wires))
+
+    def time(self, wire: Wire) -> int:
+        """When the layer of a wire runs."""
+        layers = [name.rpartition(".")[0] for name, _ in self.model.named_parameters()]
+        return layers.index(wire.edge.name.rpartition(".")[0])
+
+    def times(self, head: int = END, tail: int = END) -> list[int]:
+        """When wires into a unit, or out of it, are read."""
+        ends = [
+            (wire, (head, wire.head) if tail == END else (tail, wire.tail)) for wire in self.wires
+        ]
+        return [self.time(wire) for wire, (wanted, end) in ends if wanted == end]
+
     def out(self, unit: int) -> tuple[float, int, Edge | None]:
         """The strongest of all paths to an output: value, length, and its first edge."""
         if unit == END:
@@ -54,7 +68,7 @@ class Drawn:
         paths = [
             (wire.size * self.out(wire.head)[0], 1 + self.out(wire.head)[1], wire.edge)
             for wire in self.wires
-            if wire.tail == unit and (wire.head == END or self.last[wire.head] > self.last[unit])
+            if wire.tail == unit and self.time(wire) > max(self.times(head=unit))
         ]
         return max(paths, key=lambda path: path[0])
 
@@ -65,7 +79,7 @@ class Drawn:
         paths = [
             (wire.size * self.into(wire.tail)[0], 1 + self.into(wire.tail)[1], wire.edge)
             for wire in self.wires
-            if wire.head == unit and (wire.tail == END or self.first[wire.tail] < self.first[unit])
+            if wire.head == unit and self.time(wire) < min(self.times(tail=unit))
         ]
         return max(paths, key=lambda path: path[0])
 
@@ -109,8 +123,7 @@ def mlp(bias: bool) -> Drawn:
     found += wires(model, "4.weight", two, outputs)
     if bias:
         found += biases(model, "0.bias", one) + biases(model, "2.bias", two)
-    order = [0, 0, 0, 1, 1, 1]
-    return Drawn(model, torch.randn(2, 4).double(), found, order, order)
+    return Drawn(model, torch.randn(2, 4).double(), found)
 
 
 def convolutions() -> Drawn:
@@ -122,8 +135,7 @@ def convolutions() -> Drawn:
     found = wires(model, "0.weight", [END] * 2, one) + biases(model, "0.bias", one)
     found += wires(model, "3.weight", one, two) + biases(model, "3.bias", two)
     found += wires(model, "6.weight", [3] * 4 + [4] * 4, [END] * 2)  # four positions each
-    order = [0, 0, 0, 1, 1]
-    return Drawn(model, torch.randn(2, 2, 8, 8).double(), found, order, order)
+    return Drawn(model, torch.randn(2, 2, 8, 8).double(), found)
 
 
 def batch_norm() -> Drawn:
@@ -137,8 +149,7 @@ def batch_norm() -> Drawn:
     found = wires(model, "0.weight", [END], conv) + scales(model, "1.weight", conv, norm)
     found += biases(model, "1.bias", norm) + wires(model, "3.weight", norm, two)
     found += biases(model, "3.bias", two) + wires(model, "6.weight", [4, 4, 5, 5], [END] * 2)
-    order = [0, 0, 1, 1, 2, 2]
-    return Drawn(model, torch.randn(2, 1, 4).double(), found, order, order)
+    return Drawn(model, torch.randn(2, 1, 4).double(), found)
 
 
 class Stream(nn.Module):
@@ -164,9 +175,7 @@ def residual(width: int) -> Drawn:
     found += wires(model, "down.weight", inner, stream) + biases(model, "down.bias", stream)
     found += wires(model, "mix.weight", stream, stream) + biases(model, "mix.bias", stream)
     found += wires(model, "head.weight", stream, [END] * 2)
-    # The stream is given before the inner units, and read after them.
-    first, last = [0] * width + [1, 1], [2] * width + [1, 1]
-    return Drawn(model, torch.randn(2, 3).double(), found, first, last)
+    return Drawn(model, torch.randn(2, 3).double(), found)
 
 
 def grouped() -> Drawn:
@@ -179,8 +188,7 @@ def grouped() -> Drawn:
     found += wires(model, "2.weight", one, two, 4) + biases(model, "2.bias", two)
     found += wires(model, "4.weight", two, three, 2) + biases(model, "4.bias", three)
     found += wires(model, "7.weight", [8, 8, 9, 9], [END] * 2)
-    order = [0] * 4 + [1] * 4 + [2] * 2
-    return Drawn(model, torch.randn(2, 2, 4).double(), found, order, order)
+    return Drawn(model, torch.randn(2, 2, 4).double(), found)
 
 
 NETS: dict[str, Callable[[], Drawn]] = {
@@ -210,14 +218,13 @@ def numbers(values: Values) -> list[float]:
 
 def test_strongest_paths_are_the_largest_of_all(drawn):
     skeleton = drawn.skeleton
-    assert drawn.gauge.dim == len(drawn.first)
+    assert drawn.gauge.dim == len(drawn.units)
     assert (skeleton.ties, skeleton.irregular) == ((), ())
-    units = range(len(drawn.first))
     for values, edges, search in (
         (skeleton.outward, skeleton.leaving, drawn.out),
         (skeleton.inward, skeleton.entering, drawn.into),
     ):
-        best = [search(unit) for unit in units]
+        best = [search(unit) for unit in drawn.units]
         assert numbers(values) == pytest.approx([value for value, _, _ in best], rel=1e-14)
         assert values.lengths.tolist() == [length for _, length, _ in best]
         assert edges == [edge for _, _, edge in best]

@@ -13,7 +13,7 @@ from flatgauge.curvature.operator import Operator
 from flatgauge.estimators import Estimate
 from flatgauge.geometry.chart import Chart, Swept
 from flatgauge.graph import UnsupportedGraphError
-from flatgauge.path_space import BasisPaths, paths_of
+from flatgauge.path_space import paths_of
 from flatgauge.path_space.second_derivatives import second_derivatives
 from flatgauge.surface import LossSurface
 
@@ -22,9 +22,6 @@ _SHARE = 0.5
 
 #: The default radius where there is no hidden unit, and of relative changes.
 _RADIUS, _RELATIVE = 0.1, 0.5
-
-#: A path value of a hidden unit that is so much smaller than the largest is worth a word.
-_SMALL = 1e-4
 
 
 class PathValues(Chart):
@@ -68,7 +65,7 @@ class PathValues(Chart):
             self.limit = self.paths.smallest
             self.epsilon = _SHARE * self.limit
         self.truncation = self._bound(truncation)
-        self.notes = tuple(_notes(self.paths))
+        self.notes = self.paths.notes
         mask = [
             torch.full((len(places),), name in self.names) for name, places in self.paths.entries
         ]
@@ -84,7 +81,7 @@ class PathValues(Chart):
     @property
     def settings(self) -> dict[str, Any]:
         """The skeleton, and whether changes are relative."""
-        return {"skeleton": self.paths.skeleton, **({"relative": True} if self.relative else {})}
+        return {"skeleton": self.paths.skeleton, "relative": self.relative}
 
     @property
     def details(self) -> dict[str, float]:
@@ -120,10 +117,10 @@ class PathValues(Chart):
 
     def along(self, row: Tensor) -> Tensor:
         """A direction among the paths' weights as one of the surface."""
-        found = self.paths.map.split(row.detach())
+        found, read = self.paths.map.split(row.detach()), self.paths.edges.starts
         return self.surface.flatten(
             {
-                name: found[name].to(value) if name in found else torch.zeros_like(value)
+                name: found[name].to(value) if name in read else torch.zeros_like(value)
                 for name, value in self.surface.params.items()
             }
         )
@@ -131,8 +128,9 @@ class PathValues(Chart):
     def back(self, vector: Tensor) -> Tensor:
         """A gradient by the surface's parameters as one by the paths' weights."""
         parts = self.surface.split(vector)
-        names = self.paths.map.split(self.paths.map.base)
-        return torch.cat([parts[name].reshape(-1).double().cpu() for name in names])
+        return torch.cat(
+            [parts[name].reshape(-1).double().cpu() for name in self.paths.edges.names]
+        )
 
     def value(self, u: Tensor) -> float:
         """The loss at a displacement; infinite beyond a pole."""
@@ -159,7 +157,9 @@ class PathValues(Chart):
         """The sum over the coordinates whose second derivative one sweep gives."""
         notes: tuple[str, ...] = ()
         try:
-            found = second_derivatives(self.surface, self.paths, all_columns=all_columns)
+            found = second_derivatives(
+                self.surface, self.paths, all_columns=all_columns, generator=generator
+            )
         except UnsupportedGraphError as error:
             return Swept(
                 Estimate(0.0, exact=True),
@@ -276,28 +276,3 @@ class Restricted(Operator):
         whole = columns.new_zeros(self._operator.shape[0], columns.shape[1])
         whole[self._chosen] = columns
         return (self._operator @ whole)[self._chosen].reshape(vectors.shape)
-
-
-def _notes(paths: BasisPaths) -> list[str]:
-    """What is to be said about the paths with every result."""
-    notes = []
-    if paths.dropped:
-        notes.append(
-            f"{len(paths.dropped)} hidden units lie on no path of non-zero value and are left out "
-            f"with their weights: {', '.join(paths.dropped[:3])}"
-            + (", …" if len(paths.dropped) > 3 else "")
-        )
-    if paths.tied:
-        notes.append(
-            f"the skeleton is tied at {len(paths.tied)} hidden units ({paths.tied[0]}"
-            f"{', …' if len(paths.tied) > 1 else ''}): the order of the weights decides there"
-        )
-    if paths.hidden:
-        sizes = paths.values[paths.roots].abs()
-        if paths.smallest < _SMALL * float(sizes.max()):
-            notes.append(
-                f"the path of one hidden unit has a value of {paths.smallest:.2g} (of another one "
-                f"{float(sizes.max()):.2g}), and v is divided by it: the numbers say more about "
-                f"the {paths.skeleton} skeleton than about the minimum"
-            )
-    return notes

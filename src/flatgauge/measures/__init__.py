@@ -18,6 +18,12 @@ from flatgauge.measures.adaptive import (
     adaptive_trace,
     riemannian_max_eigenvalue_nodewise,
 )
+from flatgauge.measures.psi import (
+    psi_epsilon_sharpness,
+    psi_expected_sharpness,
+    psi_max_eigenvalue,
+    psi_trace,
+)
 from flatgauge.measures.kappa import kappa_max, kappa_sum, kappa_trace_max, kappa_trace_sum
 from flatgauge.measures.rho import rho_max, rho_sum
 from flatgauge.measures.normalized_sharpness import (
@@ -29,6 +35,7 @@ from flatgauge.measures.relative_flatness import relative_flatness, relative_fla
 from flatgauge.measures.minimum_sharpness import minimum_sharpness, minimum_sharpness_nodewise
 from flatgauge.measures.fisher_rao import fisher_rao_norm
 from flatgauge.measures.path_norm import path_norm
+from flatgauge.measures.basis_path_ratio import basis_path_ratio
 # isort: on
 
 __all__ = [
@@ -38,6 +45,7 @@ __all__ = [
     "adaptive_expected_sharpness",
     "adaptive_sharpness",
     "adaptive_trace",
+    "basis_path_ratio",
     "catalogue",
     "epsilon_sharpness",
     "expected_sharpness",
@@ -55,6 +63,10 @@ __all__ = [
     "normalized_sharpness",
     "normalized_sharpness_direct",
     "path_norm",
+    "psi_epsilon_sharpness",
+    "psi_expected_sharpness",
+    "psi_max_eigenvalue",
+    "psi_trace",
     "registry",
     "relative_flatness",
     "relative_flatness_normalized",

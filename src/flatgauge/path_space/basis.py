@@ -20,7 +20,10 @@ from flatgauge.symmetry.pattern import NOTHING, Floats, Integers
 from flatgauge.symmetry.skeleton import Edge
 
 #: More units than this are counted, not listed.
-_MOST_NAMES = 8
+_MOST_NAMES = 3
+
+#: A path value of a hidden unit that is so much smaller than the largest is worth a word.
+_SMALL = 1e-4
 
 
 @dataclass(frozen=True)
@@ -43,15 +46,17 @@ class Routes:
         count = len(skeleton.leaving)
         outward, inward = np.zeros(count + 1), np.zeros(count + 1)
         outward[NOTHING] = inward[NOTHING] = 1.0
-        for unit in skeleton.outward.tolist():
-            place = skeleton.leaving[unit]
-            if place != NOTHING:
-                outward[unit] = edges.weights[place] * outward[edges.heads[place]]
-        for unit in skeleton.inward.tolist():
-            place = skeleton.entering[unit]
-            if place != NOTHING:
-                inward[unit] = inward[edges.tails[place]] * edges.weights[place]
-        return cls(outward, inward, outward * inward != 0)
+        with np.errstate(all="ignore"):  # What leaves the range of numbers is no path.
+            for unit in skeleton.outward.tolist():
+                place = skeleton.leaving[unit]
+                if place != NOTHING:
+                    outward[unit] = edges.weights[place] * outward[edges.heads[place]]
+            for unit in skeleton.inward.tolist():
+                place = skeleton.entering[unit]
+                if place != NOTHING:
+                    inward[unit] = inward[edges.tails[place]] * edges.weights[place]
+            through = outward * inward
+        return cls(outward, inward, np.isfinite(through) & (through != 0))
 
 
 class BasisPaths:
@@ -182,6 +187,13 @@ class BasisPaths:
                 f"`values` holds {int((~values.isfinite()).sum())} numbers that are not finite; "
                 "paths have finite values."
             )
+        gone = torch.nonzero(values[self.roots.to(values.device)] == 0)[:, 0]
+        if len(gone):
+            name = self.names[int(self.roots[gone[0]])]
+            raise ValueError(
+                f"`values` is zero for the path {name}, which a hidden unit's other weights are "
+                "divided by: no weights have these values (a pole of the loss)."
+            )
         return self.map.split(self.map(values.double()))
 
     def reaches(self, values: Tensor) -> bool:
@@ -195,6 +207,29 @@ class BasisPaths:
         """
         here, there = self.values[self.roots], values[self.roots].cpu()
         return bool((here * there > 0).all())
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is to be said with every number that is measured in these coordinates."""
+        notes = []
+        if self.dropped:
+            notes.append(
+                f"{len(self.dropped)} hidden units lie on no path of non-zero value and are left "
+                f"out with their weights: {_listed(self.dropped)}"
+            )
+        if self.tied:
+            notes.append(
+                f"the skeleton is tied at {len(self.tied)} hidden units, where the order of the "
+                f"weights decides: {_listed(self.tied)}"
+            )
+        largest = float(self.values[self.roots].abs().max()) if self.hidden else 0.0
+        if self.smallest < _SMALL * largest:
+            notes.append(
+                f"the path of one hidden unit has a value of {self.smallest:.2g} (of another one "
+                f"{largest:.2g}), and values are divided by it: such numbers say more about the "
+                f"{self.skeleton} skeleton than about the minimum"
+            )
+        return tuple(notes)
 
     def describe(self) -> str:
         """How many paths there are, how large, and how well they say what the weights are."""

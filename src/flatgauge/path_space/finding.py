@@ -83,6 +83,12 @@ def paths_of(surface: LossSurface, skeleton: str = "strongest") -> BasisPaths:
 
 def _paths(model: nn.Module, gauge: GaugeGroup, skeleton: str) -> BasisPaths:
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+    for name, tensor in (parameters | buffers).items():
+        if not bool(tensor.isfinite().all()):
+            raise ValueError(
+                f"`{name}` holds numbers that are not finite, and paths through them have no "
+                "value; load the model again, or see where training diverged."
+            )
     folded = fold(gauge, parameters, buffers)
     edges = edges_of(gauge, parameters, folded)
     chosen = SKELETONS[skeleton](gauge, edges)

@@ -42,6 +42,11 @@ class PathMap:
         roots: Integers,
     ) -> None:
         self._edges = edges
+        self._unread = {
+            name: value.detach().double().cpu()
+            for name, value in parameters.items()
+            if name not in edges.starts
+        }
         rows = [parameters[name].detach().double().cpu().reshape(-1) for name in edges.names]
         self.base = torch.cat([torch.zeros(0, dtype=torch.float64), *rows])
         self.places, self.values = torch.from_numpy(places), torch.from_numpy(values)
@@ -142,8 +147,8 @@ class PathMap:
         return torch.isin(self.places, self._weights)
 
     def split(self, row: Tensor) -> dict[str, Tensor]:
-        """A row as parameters, by name."""
-        found = {}
+        """A row as parameters, by name; those that nothing reads are as they were."""
+        found = {name: value.to(row) for name, value in self._unread.items()}
         for name, shape in zip(self._edges.names, self._edges.shapes, strict=True):
             start = self._edges.starts[name]
             found[name] = row[start : start + int(np.prod(shape))].reshape(shape)

@@ -69,7 +69,8 @@ def runs_of(paths: BasisPaths, plan: Plan) -> Runs:
     around, levels = _levels(paths, through)
     bad |= around
     follower = _followers(paths, through)
-    eligible, sizes = [], []
+    eligible: list[int] = []
+    sizes: list[int] = []
     links, owners = [nothing], [nothing]
     order = np.argsort(paths.root_of[:-1], kind="stable")
     shared = paths.root_of[:-1][order]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from flatgauge.curvature.blocks import block_curvature
 from flatgauge.curvature.sweep import MOST_COLUMNS, sweeper_of
@@ -33,7 +33,11 @@ class SecondDerivatives:
 
 
 def second_derivatives(
-    surface: LossSurface, paths: BasisPaths, *, all_columns: bool = False
+    surface: LossSurface,
+    paths: BasisPaths,
+    *,
+    all_columns: bool = False,
+    generator: Generator | None = None,
 ) -> SecondDerivatives:
     """Find the second derivatives of the loss by the values of basis paths.
 
@@ -44,6 +48,7 @@ def second_derivatives(
         surface: The surface.
         paths: The basis paths of its model.
         all_columns: Whether to sweep also with 64 or more outputs.
+        generator: Of those who swept before; nothing is drawn from it here.
 
     Returns:
         The derivatives. What is not known is curved, read in ways that cannot be swept, or
@@ -54,12 +59,15 @@ def second_derivatives(
     """
 
     def found() -> SecondDerivatives:
-        return _found(surface, paths, all_columns=all_columns)
+        source = None if generator is None else generator.clone_state()
+        return _found(surface, paths, source, all_columns=all_columns)
 
     return surface.recall(("second derivatives", paths.skeleton, all_columns), found)
 
 
-def _found(surface: LossSurface, paths: BasisPaths, *, all_columns: bool) -> SecondDerivatives:
+def _found(
+    surface: LossSurface, paths: BasisPaths, generator: Generator | None, *, all_columns: bool
+) -> SecondDerivatives:
     sweeper = sweeper_of(surface)
     mapping = paths.map
     parts = surface.split(surface.gradient())
@@ -74,7 +82,9 @@ def _found(surface: LossSurface, paths: BasisPaths, *, all_columns: bool) -> Sec
     if sweeper.loss.defined is not None:
         note = "not swept, as some outputs may have no loss"
         return SecondDerivatives(values, known, gradient, (note,))
-    blocks = block_curvature(surface, ("diagonal",), all_columns=all_columns, estimate=False)
+    blocks = block_curvature(
+        surface, ("diagonal",), all_columns=all_columns, estimate=False, generator=generator
+    )
     diagonal, swept = torch.zeros_like(whole), torch.zeros(len(whole), dtype=torch.bool)
     for name, block in blocks.items():
         if name in paths.edges.starts:

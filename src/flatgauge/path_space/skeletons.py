@@ -73,7 +73,7 @@ def diagonal(gauge: GaugeGroup, edges: Edges) -> Skeleton:
     Returns:
         The skeleton.
     """
-    first, last = symmetric.spans(gauge)
+    turns = _turns(gauge, edges)
     leaving = np.full(gauge.dim, NOTHING)
     entering = np.full(gauge.dim, NOTHING)
     # Biases last: a tensor that varies along one axis only, and enters units.
@@ -85,12 +85,11 @@ def diagonal(gauge: GaugeGroup, edges: Edges) -> Skeleton:
         start = edges.starts[name]
         rows, columns = _labels(gauge, edges, number)
         heads, tails = (_of(edges, ends, number).reshape(-1) for ends in (edges.heads, edges.tails))
-        later = np.append(last, np.iinfo(np.int64).max)  # An output comes after all units.
-        sooner = np.append(first, -1)
-        for unit, place in _middles(tails, rows, allowed=later[heads] > later[tails]):
+        time = gauge.inference.times[name]
+        for unit, place in _middles(tails, rows, allowed=turns.leads_on(tails, time)):
             if leaving[unit] == NOTHING:
                 leaving[unit] = start + place
-        for unit, place in _middles(heads, columns, allowed=sooner[tails] < sooner[heads]):
+        for unit, place in _middles(heads, columns, allowed=turns.leads_in(heads, time)):
             if entering[unit] == NOTHING:
                 entering[unit] = start + place
     return _ordered(gauge, edges, leaving, entering, ())
@@ -107,7 +106,7 @@ def _ordered(
     gauge: GaugeGroup, edges: Edges, leaving: Integers, entering: Integers, ties: tuple[int, ...]
 ) -> Skeleton:
     """A skeleton, with the orders in which its routes are followed."""
-    first, last = symmetric.spans(gauge)
+    turns = _turns(gauge, edges)
     counted = [
         np.bincount(ends[(ends != NOTHING) & ~edges.absorbed], minlength=gauge.dim)
         for ends in (edges.tails, edges.heads)
@@ -115,10 +114,26 @@ def _ordered(
     return Skeleton(
         leaving,
         entering,
-        np.argsort(-last, kind="stable"),
-        np.argsort(first, kind="stable"),
+        np.argsort(-turns.entered, kind="stable"),
+        np.argsort(turns.read, kind="stable"),
         ties,
         np.stack(counted, axis=1),
+    )
+
+
+def _turns(gauge: GaugeGroup, edges: Edges) -> symmetric.Turns:
+    """When units are entered and read; absorbed biases are no edges."""
+    return symmetric.turns(
+        gauge.dim,
+        [
+            (
+                _of(edges, edges.heads, number),
+                _of(edges, edges.tails, number),
+                gauge.inference.times[name],
+            )
+            for number, name in enumerate(edges.names)
+            if not edges.absorbed[edges.starts[name]]
+        ],
     )
 
 

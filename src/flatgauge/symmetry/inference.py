@@ -59,7 +59,8 @@ class Inference:
         followers: Of stored variances: fixed, but they belong to units.
         pins: The ops that allow no scaling.
         outputs: The scales of the model's outputs.
-        uses: For every op in order, the unknowns of its outputs and of what it reads.
+        times: For every parameter, the numbers of the first and the last op at which it meets
+            what depends on the inputs.
         norms: The batch-norms with stored statistics.
     """
 
@@ -68,7 +69,7 @@ class Inference:
     followers: dict[str, Scale]
     pins: list[Pin]
     outputs: list[Scale]
-    uses: list[tuple[list[Ids], list[Ids]]]
+    times: dict[str, tuple[int, int]]
     norms: tuple[StoredNorm, ...]
 
 
@@ -105,7 +106,6 @@ class _Walk:
         self._scales: dict[str, Scale] = {}
         self._followers: dict[str, Scale] = {}
         self._pins: list[Pin] = []
-        self._uses: list[tuple[list[Ids], list[Ids]]] = []
 
     def read(self, node: fx.Node) -> None:
         """Read off the scales of one node."""
@@ -120,10 +120,7 @@ class _Walk:
             reading = Reading(
                 node, self._system, self._found, self._constants, self._names, self._pins
             )
-            result = self._found[node] = apply_rule(reading)
-            given = result if isinstance(result, list) else [result]
-            read = [ids for scale in reading.tensors() for _, ids in scale.terms]
-            self._uses.append(([ids for scale in given for _, ids in scale.terms], read))
+            self._found[node] = apply_rule(reading)
 
     def finished(self) -> Inference:
         """What was read, once all nodes are."""
@@ -136,9 +133,9 @@ class _Walk:
             written = self._found.get(node)
             if isinstance(written, Scale):
                 self._system.pin(written)
-        norms = tuple(_norms(self._graph))
+        times, norms = _times(self._graph), tuple(_norms(self._graph))
         return Inference(
-            self._system, self._scales, self._followers, self._pins, outputs, self._uses, norms
+            self._system, self._scales, self._followers, self._pins, outputs, times, norms
         )
 
     def _parameter(self, name: str) -> Scale:
@@ -269,6 +266,24 @@ def _roles(graph: ModelGraph) -> dict[str, str]:
         name: next(iter(roles)) if roles in ({"running_mean"}, {"running_var"}) else "constant"
         for name, roles in seen.items()
     }
+
+
+def _times(graph: ModelGraph) -> dict[str, tuple[int, int]]:
+    """When every parameter first and last meets what depends on the inputs."""
+    fed = set(graph.inputs)
+    holding = {node: {name} for node, name in graph.held.items()}
+    found: dict[str, tuple[int, int]] = {}
+    for number, node in enumerate(graph.nodes):
+        sources = node.all_input_nodes
+        names = {name for source in sources for name in holding.get(source, ())}
+        if any(source in fed for source in sources):
+            fed.add(node)
+        else:
+            holding.setdefault(node, set()).update(names)
+        if node in fed or node.op == "output":
+            for name in names:
+                found[name] = found.get(name, (number, number))[0], number
+    return found
 
 
 def _norms(graph: ModelGraph) -> Iterator[StoredNorm]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,9 @@ from torch import Tensor
 
 from flatgauge.symmetry.gauge import GaugeGroup
 from flatgauge.symmetry.pattern import NOTHING, Floats, Integers, Pattern, pattern_of
+
+#: The numbers of the first and the last op that reads a parameter.
+Times = tuple[int, int]
 
 #: The exponent of zero.
 _LOWEST = -(2**60)
@@ -67,23 +70,53 @@ class Skeleton:
 
 
 @dataclass(frozen=True)
+class Turns:
+    """When units are used, as numbers of ops.
+
+    Attributes:
+        entered: When something last enters every unit.
+        read: When every unit is first read.
+    """
+
+    entered: Integers
+    read: Integers
+
+    def leads_on(self, tails: Integers, time: Times) -> NDArray[np.bool_]:
+        """Whether routes out of units may begin with an edge of a time."""
+        return time[0] > np.append(self.entered, -1)[tails]
+
+    def leads_in(self, heads: Integers, time: Times) -> NDArray[np.bool_]:
+        """Whether routes into units may end with an edge of a time."""
+        return time[1] < np.append(self.read, np.iinfo(np.int64).max)[heads]
+
+
+@dataclass(frozen=True)
 class _Layer:
-    """A tensor as edges: the largest |weight| between units, and which entry it is."""
+    """A tensor as edges: the largest |weight| between units, which entry it is, and its time."""
 
     pattern: Pattern
     strengths: Floats
     places: Integers
     heads: Integers
     tails: Integers
+    time: Times
 
 
 @dataclass(frozen=True)
 class _Directed:
-    """A tensor in the direction of a pass: the end whose units look for an edge, and the other."""
+    """A tensor in the direction of a pass: the end whose units look for an edge, and the other.
+
+    Attributes:
+        layer: The tensor.
+        here: The units that look.
+        there: Those at the other end.
+        allowed: Which of those that look may take an edge of it.
+    """
 
     layer: _Layer
     here: Integers
     there: Integers
+    allowed: NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -123,9 +156,9 @@ def strongest(gauge: GaugeGroup, state: Mapping[str, Tensor]) -> Skeleton:
         The skeleton.
     """
     layers, irregular = _layers(gauge, state)
-    first, last = spans(gauge)
-    outward, leaving, tied_out = _relax(gauge.dim, layers, -last, outward=True)
-    inward, entering, tied_in = _relax(gauge.dim, layers, first, outward=False)
+    times = turns(gauge.dim, [(layer.heads, layer.tails, layer.time) for layer in layers])
+    outward, leaving, tied_out = _relax(gauge.dim, _directed(layers, times, out=True))
+    inward, entering, tied_in = _relax(gauge.dim, _directed(layers, times, out=False))
     ties = tuple(sorted(tied_out | tied_in))
     return Skeleton(outward, inward, leaving, entering, ties, irregular)
 
@@ -143,7 +176,7 @@ def _layers(gauge: GaugeGroup, state: Mapping[str, Tensor]) -> tuple[list[_Layer
             continue
         weights = state[name].detach().double().abs().cpu().numpy()
         strengths, places = _largest(weights, pattern.summed)
-        layers.append(_Layer(pattern, strengths, places, *ends))
+        layers.append(_Layer(pattern, strengths, places, *ends, gauge.inference.times[name]))
     return layers, tuple(irregular)
 
 
@@ -161,47 +194,37 @@ def _largest(weights: Floats, axes: tuple[int, ...]) -> tuple[Floats, Integers]:
     )
 
 
-def spans(gauge: GaugeGroup) -> tuple[Integers, Integers]:
-    """When every unit is first given and last read, as numbers of ops.
+def turns(count: int, edges: Iterable[tuple[Integers, Integers, Times]]) -> Turns:
+    """When every unit is last entered and first read.
 
-    Args:
-        gauge: The group.
-
-    Returns:
-        First and last use of every coordinate.
-    """
-    basis = gauge.basis
-    lone = np.diff(basis.indptr) == 1
-    unit = np.full(basis.shape[0], NOTHING)
-    starts = basis.indptr[:-1][lone]
-    unit[lone] = np.where(basis.data[starts] == 1, basis.indices[starts], NOTHING)
-    first = np.full(gauge.dim + 1, np.iinfo(np.int64).max)
-    last = np.full(gauge.dim + 1, -1)
-    parameters = np.repeat(
-        gauge.system.parameters, np.diff([*gauge.system.starts, gauge.system.count])
-    )
-    for number, (given, read) in enumerate(gauge.inference.uses):
-        for target, arrays in ((first, given), (last, [*given, *read])):
-            for ids in arrays:
-                flat = ids.reshape(-1).numpy()
-                units = unit[gauge.classes[flat[~parameters[flat]]]]
-                if target is first:
-                    np.minimum.at(target, units, number)
-                else:
-                    np.maximum.at(target, units, number)
-    return first[: gauge.dim], last[: gauge.dim]
-
-
-def _relax(
-    count: int, layers: list[_Layer], order: Integers, *, outward: bool
-) -> tuple[Values, list[Edge | None], set[int]]:
-    """Largest products of weights along paths, units in turn; a path only goes back in order.
+    A route out of a unit must begin after all that enters it, and a route into it must end before
+    anything reads it: then ops come one after the other along every route, which makes it a path
+    of the network and leads it in no circle. Where no two ops write into one unit, or read it,
+    that excludes nothing.
 
     Args:
         count: How many units there are.
-        layers: The edges.
-        order: When each unit's turn comes; an edge counts if its other end came strictly before.
-        outward: Whether paths lead to outputs rather than from inputs.
+        edges: Of every parameter, the units at its heads, those at its tails, and when it is read.
+
+    Returns:
+        The times.
+    """
+    entered = np.full(count + 1, -1)
+    read = np.full(count + 1, np.iinfo(np.int64).max)
+    for heads, tails, (first, last) in edges:
+        np.maximum.at(entered, np.unique(heads), last)
+        np.minimum.at(read, np.unique(tails), first)
+    return Turns(entered[:count], read[:count])
+
+
+def _relax(
+    count: int, rounds: list[tuple[NDArray[np.bool_], list[_Directed]]]
+) -> tuple[Values, list[Edge | None], set[int]]:
+    """Largest products of weights along paths, units in turn.
+
+    Args:
+        count: How many units there are.
+        rounds: Whose turn it is, and the tensors to look at; what they lead to had its turn before.
 
     Returns:
         The products, the edge next to every unit, and the units where two edges are equal.
@@ -212,10 +235,9 @@ def _relax(
     lengths = np.zeros(count + 1, dtype=np.int64)
     chosen: list[Edge | None] = [None] * count
     ties: set[int] = set()
-    for turn, touching in _turns(layers, order, outward=outward):
-        mine = np.append(order == turn, False)
-        known = np.where(np.append(order < turn, True), mantissas, 0.0)
-        found = [_candidates(layer, Values(known, exponents, lengths)) for layer in touching]
+    for mine, touching in rounds:
+        values = Values(mantissas, exponents, lengths)
+        found = [_candidates(layer, values) for layer in touching]
         tops = np.full(count + 1, _LOWEST)
         for one in found:
             np.maximum.at(tops, one.units, one.exponents)
@@ -237,17 +259,19 @@ def _relax(
     return Values(mantissas[:count], exponents[:count], lengths[:count]), chosen, ties
 
 
-def _turns(
-    layers: list[_Layer], order: Integers, *, outward: bool
-) -> list[tuple[int, list[_Directed]]]:
-    """The tensors to look at in every turn: those with an end at a unit whose turn it is."""
-    turns: dict[int, list[_Directed]] = {}
+def _directed(
+    layers: list[_Layer], times: Turns, *, out: bool
+) -> list[tuple[NDArray[np.bool_], list[_Directed]]]:
+    """The units and the tensors to look at, one turn after the other."""
+    order = -times.entered if out else times.read
+    found: dict[int, list[_Directed]] = {}
     for layer in layers:
-        ends = (layer.tails, layer.heads) if outward else (layer.heads, layer.tails)
-        units = np.unique(ends[0])
+        here, there = (layer.tails, layer.heads) if out else (layer.heads, layer.tails)
+        allowed = (times.leads_on if out else times.leads_in)(here, layer.time)
+        units = np.unique(here[allowed])
         for turn in np.unique(order[units[units != NOTHING]]).tolist():
-            turns.setdefault(turn, []).append(_Directed(layer, *ends))
-    return sorted(turns.items(), key=lambda item: item[0])
+            found.setdefault(turn, []).append(_Directed(layer, here, there, allowed))
+    return [(np.append(order == turn, False), found[turn]) for turn in sorted(found)]
 
 
 def _candidates(directed: _Directed, values: Values) -> _Candidates:
@@ -268,11 +292,12 @@ def _candidates(directed: _Directed, values: Values) -> _Candidates:
     sizes = _ldexp(rows(fractions), rows(powers) - tops)
     best = sizes.argmax(1)[:, None]
     largest = np.take_along_axis(sizes, best, 1)
+    allowed = directed.allowed.reshape(-1)
     return _Candidates(
         name=layer.pattern.name,
         units=here.reshape(-1),
-        mantissas=largest[:, 0],
-        exponents=tops[:, 0],
+        mantissas=np.where(allowed, largest[:, 0], 0.0),
+        exponents=np.where(allowed, tops[:, 0], _LOWEST),
         lengths=np.take_along_axis(rows(values.lengths[there]), best, 1)[:, 0] + 1,
         places=np.take_along_axis(rows(layer.places), best, 1)[:, 0],
         tied=(sizes == largest).sum(1) > 1,

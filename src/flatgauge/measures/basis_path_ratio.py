@@ -1,0 +1,73 @@
+"""How unequal the values of basis paths are."""
+
+from __future__ import annotations
+
+from flatgauge.estimators import Estimate
+from flatgauge.measures.registry import measure
+from flatgauge.path_space import paths_of
+from flatgauge.surface import LossSurface
+
+
+@measure(
+    symbol="max|v| / min|v|",
+    paper="Yi et al. 2019 (000), Theorem 5.1",
+    geometry="basis paths",
+    functional="ratio",
+    invariant_to={"layerwise", "nodewise", "rows", "permutation"},
+    cost="no pass over the data",
+    given_up={("skeleton", "diagonal"): ("permutation",)},
+)
+def basis_path_ratio(surface: LossSurface, *, skeleton: str = "strongest") -> Estimate:
+    r"""Ratio of the largest to the smallest value of a basis path, in size.
+
+    Definition:
+        .. math:: \frac{\max_k |v_k|}{\min_k |v_k|}
+
+        over the basis paths whose value is not zero: a weight of zero is no edge. Theorem 5.1 of
+        the paper bounds the ε-sharpness in path space by a power of it.
+
+    Invariance:
+        layerwise, nodewise, rows, permutation. (Not permutation with ``skeleton="diagonal"``, or
+        where the strongest skeleton is tied. A shift of the outputs changes the last bias.)
+
+    Cost:
+        No pass over the data.
+
+    Reference:
+        [yi2019positively]
+
+    Args:
+        surface: Where to measure.
+        skeleton: ``"strongest"``, or ``"diagonal"`` for the paper's, which depends on the order of
+            the units.
+
+    Returns:
+        The ratio; the largest and the smallest value are in `details`.
+
+    Raises:
+        ValueError: If the skeleton does not exist, or all path values are zero.
+        UnsupportedGraphError: If the model has no basis paths.
+
+    Example:
+        With one hidden unit between one input and one output there is one path:
+
+        >>> from flatgauge.examples import two_weights
+        >>> basis_path_ratio(two_weights(2.0, 3.0)).value
+        1.0
+    """
+    paths = paths_of(surface, skeleton)
+    sizes = paths.values.abs()
+    alive = sizes[sizes > 0]
+    if not len(alive):
+        raise ValueError("no basis path has a value other than zero, so there is no ratio.")
+    largest, smallest = float(alive.max()), float(alive.min())
+    notes = []
+    if len(alive) < len(sizes):
+        notes.append(f"{len(sizes) - len(alive)} of {len(sizes)} paths have the value zero")
+    return Estimate(
+        largest / smallest,
+        exact=True,
+        details={"largest |v|": largest, "smallest |v|": smallest, "smallest |u|": paths.smallest},
+        options={"skeleton": skeleton},
+        notes=(*notes, *paths.notes),
+    )
