@@ -35,6 +35,7 @@ LAYERS = [
     ["functionals"],
     ["grid"],
     ["landscaping", "measures", "robustness"],
+    ["guarantees"],
     ["report"],
     ["measuring"],
     ["retrial"],

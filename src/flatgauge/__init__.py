@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from flatgauge.datasets import load_dataset
     from flatgauge.estimators import Estimate
     from flatgauge.grid import cell
+    from flatgauge.guarantees import bounds
     from flatgauge.landscaping import Landscape, landscape
     from flatgauge.measures import catalogue
     from flatgauge.measuring import measure
@@ -37,6 +38,7 @@ _HOMES = {
     "Report": "report",
     "balance": "symmetry",
     "basis_paths": "path_space",
+    "bounds": "guarantees",
     "catalogue": "measures",
     "cell": "grid",
     "certify": "certifying",
@@ -60,6 +62,7 @@ __all__ = [
     "Report",
     "balance",
     "basis_paths",
+    "bounds",
     "catalogue",
     "cell",
     "certify",

@@ -1,0 +1,184 @@
+"""All bounds of a surface in one table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from torch import Generator
+
+from flatgauge.curvature.surrogate import SURROGATES
+from flatgauge.estimators.probes import branches
+from flatgauge.graph import UnsupportedGraphError
+from flatgauge.guarantees.normalized import normalized_bound
+from flatgauge.guarantees.path_bound import path_bound
+from flatgauge.guarantees.scales import FEWEST_BITS, MOST_BITS
+from flatgauge.guarantees.setting import Setting
+from flatgauge.guarantees.terms import NotCoveredError, Term, table
+from flatgauge.guarantees.theorem import theorem_bound
+from flatgauge.guarantees.told import FROZEN
+from flatgauge.guarantees.zero_one import NORMALIZED, ZeroOne
+from flatgauge.path_space.skeletons import SKELETONS
+from flatgauge.surface import LossSurface
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+#: The bounds, in the order of the table.
+BOUNDS = ("normalized", "basis paths", "theorem 5.1")
+
+#: What options that are whole numbers may be.
+_RANGES = {"draws": (1, 10**9), "bits": (FEWEST_BITS, MOST_BITS), "seed": (0, 2**32 - 1)}
+
+
+def bounds(
+    surface: LossSurface,
+    *,
+    only: str | Sequence[str] | None = None,
+    holdout: Any = None,
+    delta: float = 0.05,
+    draws: int = 100,
+    bits: int = 8,
+    frozen: str = "told",
+    surrogate: str | None = NORMALIZED,
+    skeleton: str = "strongest",
+    epsilon: float | None = None,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """What flatness proves about the error on other data, term by term.
+
+    ``"normalized"`` is the PAC-Bayes bound of [tsuzuku2019normalized] on the 0-1 error of the
+    network under the noise of normalized sharpness; ``"basis paths"`` that of [yi2019positively]
+    (8) under noise on basis paths; ``"theorem 5.1"`` their bound on the rise of the training loss
+    near the point. Bounds of networks of any size are mostly vacuous; the terms say why. See
+    ``docs/bounds.md``.
+
+    Args:
+        surface: Model and *training* data: class labels, one per sample.
+        only: Which of the bounds; None for all that the model has.
+        holdout: Data that the model has not seen, as a pair ``(inputs, targets)``, a loader or a
+            surface; they tell what the network's own error is beside that under noise.
+        delta: The probability with which each bound may fail.
+        draws: Networks to draw around the trained one.
+        bits: Of the hyperprior per row and column: it holds 2^bits scales.
+        frozen: Whether frozen parameters are ``"told"``, and cost their bits, or were ``"given"``
+            before the data were seen (a pretrained part, trained on other data).
+        surrogate: The loss whose curvature shapes the noise; None for the surface's own.
+        skeleton: Of the basis paths, ``"strongest"`` or ``"diagonal"``.
+        epsilon: How far basis paths move in theorem 5.1; None for a hundredth of the smallest
+            |u_b|.
+        seed: Of everything that is drawn.
+
+    Returns:
+        A frame with one row per term: bound, term, value, lower and upper (where it was
+        estimated), part (whether it is one of those that add up to the bound), note.
+
+    Raises:
+        TypeError: If `surface` is no surface.
+        ValueError: If an option is out of range, data have no class labels, or a bound that was
+            asked for by name is not there for the model.
+
+    Example:
+        >>> import torch
+        >>> generator = torch.Generator().manual_seed(0)
+        >>> inputs = torch.randn(1000, 2, generator=generator)
+        >>> model = torch.nn.Linear(2, 2, bias=False)
+        >>> _ = model.weight.data.copy_(torch.tensor([[9.0, 0.0], [-9.0, 0.0]]))
+        >>> labels = (inputs[:, 0] < 0).long()
+        >>> surface = LossSurface(model, "cross_entropy", (inputs, labels))
+        >>> frame = bounds(surface, only="normalized").set_index("term")
+        >>> frame.loc[["L_S(f)", "vacuous"], "value"].tolist()
+        [0.0, 0.0]
+        >>> bool(frame.value["L_D(Q) at most"] < 0.5)
+        True
+    """
+    wanted = _wanted(surface, only)
+    _check_numbers(delta, epsilon, draws=draws, bits=bits, seed=seed)
+    _check_choices(frozen=frozen, surrogate=surrogate, skeleton=skeleton)
+    source = branches(Generator().manual_seed(seed))
+    setting: Setting | None = None
+    if set(wanted) & {"normalized", "basis paths"}:
+        data = ZeroOne(surface)
+        setting = Setting(surface, data, _heldout(surface, holdout), delta, draws, source)
+
+    def compute(name: str) -> list[Term]:
+        if name == "theorem 5.1":
+            return theorem_bound(surface, skeleton=skeleton, epsilon=epsilon)
+        assert setting is not None
+        if name == "basis paths":
+            return path_bound(setting, skeleton=skeleton, frozen=frozen)
+        return normalized_bound(setting, bits=bits, frozen=frozen, surrogate=surrogate)
+
+    named = only is not None
+    return table([(name, _attempted(partial(compute, name), named)) for name in wanted])
+
+
+def _attempted(compute: Callable[[], list[Term]], named: bool) -> list[Term]:
+    """The terms of a bound, or why there are none where it was not asked for by name."""
+    try:
+        return compute()
+    except (UnsupportedGraphError, NotCoveredError) as error:
+        if named:
+            raise
+        return [Term("not available", math.nan, note=str(error))]
+
+
+def _heldout(surface: LossSurface, holdout: Any) -> ZeroOne | None:
+    """The 0-1 loss on data that the model has not seen."""
+    if holdout is None:
+        return None
+    if holdout is surface:
+        raise ValueError(
+            "`holdout` is the surface itself, whose data the model was trained on; give data that "
+            "it has not seen."
+        )
+    if not isinstance(holdout, LossSurface):
+        holdout = LossSurface(
+            surface.model, "cross_entropy", holdout, dtype=surface.dtype, chunk=surface.most_samples
+        )
+    return ZeroOne(surface, holdout)
+
+
+def _wanted(surface: LossSurface, only: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Which bounds to compute."""
+    if not isinstance(surface, LossSurface):
+        raise TypeError(
+            f"`bounds` needs a LossSurface, but got a {type(surface).__name__}; make one with "
+            "LossSurface(model, loss, data)."
+        )
+    wanted = BOUNDS if only is None else (only,) if isinstance(only, str) else tuple(only)
+    if not wanted or not set(wanted) <= set(BOUNDS):
+        raise ValueError(f"`only={only!r}` names no bound; the bounds are {', '.join(BOUNDS)}.")
+    return wanted
+
+
+def _check_numbers(delta: float, epsilon: float | None, **whole: int) -> None:
+    """Refuse numbers that are out of range."""
+    if not 0 < delta < 1:
+        raise ValueError(f"`delta={delta!r}` must lie between 0 and 1, such as 0.05.")
+    if epsilon is not None and not 0 < epsilon < math.inf:
+        raise ValueError(f"`epsilon={epsilon!r}` must be a finite number above 0.")
+    for name, value in whole.items():
+        least, most = _RANGES[name]
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise ValueError(f"`{name}={value!r}` must be a whole number from {least} to {most}.")
+
+
+def _check_choices(*, frozen: str, surrogate: str | None, skeleton: str) -> None:
+    """Refuse names that mean nothing."""
+    if frozen not in FROZEN:
+        raise ValueError(
+            f"`frozen={frozen!r}` is unknown; use 'told' (frozen parameters cost their bits) or "
+            "'given' (they were fixed before the data were seen)."
+        )
+    if surrogate is not None and surrogate not in SURROGATES:
+        known = ", ".join(map(repr, SURROGATES))
+        raise ValueError(
+            f"`surrogate={surrogate!r}` is unknown; use {known}, or None for the surface's own "
+            "loss."
+        )
+    if skeleton not in SKELETONS:
+        known = " or ".join(map(repr, SKELETONS))
+        raise ValueError(f"`skeleton={skeleton!r}` is unknown; use {known}.")
