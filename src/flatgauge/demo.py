@@ -58,8 +58,8 @@ def run(say: Callable[[str], None], *, seed: int = 0) -> tuple[Report, Report, C
         "\nThe function is the same to the last bit; the classical measures of its flatness are "
         "not:\nthey depend on how the network is written. κ and the per-tensor Riemannian "
         "measures divide\nout one factor per layer, which is not enough here; ρ, normalized "
-        "sharpness and the per-weight\nmeasures divide out one factor per unit, and have not moved "
-        "by one bit. No single move proves\nthat, so:\n"
+        "sharpness, the per-weight\nmeasures and those of path space divide out one factor per "
+        "unit, and have not moved by one\nbit. No single move proves that, so:\n"
     )
     small = images[:CERTIFIED], labels[:CERTIFIED]
     certificate = certify(LossSurface(model, "cross_entropy", small), seed=seed)

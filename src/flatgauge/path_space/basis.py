@@ -75,8 +75,6 @@ class BasisPaths:
             function of v has a pole.
         m: How many weights take part.
         hidden: How many hidden units H take part.
-        free: The free weights.
-        entries: The parameters with the flat indices of their entries, in the order of `values`.
         dropped: Hidden units on no path of non-zero value; their weights stay as they are.
         tied: Hidden units for which another choice would have done as well.
     """
@@ -105,7 +103,6 @@ class BasisPaths:
         routes = Routes.of(edges, chosen)
         kept = routes.kept
         places = chosen.leaving[kept[:-1]]
-        self.free = tuple(_edge(edges, int(place)) for place in places)
         taking_part = kept[edges.heads] & kept[edges.tails] & ~edges.absorbed
         self.m, self.hidden = int(taking_part.sum()), int(kept[:-1].sum())
         taking_part[places] = False
@@ -142,6 +139,12 @@ class BasisPaths:
     def names(self) -> Names:
         """Readable names: the weights along every path."""
         return Names(self)
+
+    @cached_property
+    def free(self) -> tuple[Edge, ...]:
+        """The free weights, one for every hidden unit that takes part."""
+        places = self.chosen.leaving[self.root_of[:-1] != NOTHING]
+        return tuple(_edge(self.edges, place) for place in places.tolist())
 
     @cached_property
     def entries(self) -> list[tuple[str, Tensor]]:

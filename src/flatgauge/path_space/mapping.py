@@ -67,7 +67,9 @@ class PathMap:
         # What is multiplied: the weight itself, or the folded bias, which moves the real one.
         self.amounts = torch.where(self._shifted, self.folded, self.base[self.places])
         self.slopes = torch.from_numpy(slopes * stretch[places])
-        moving = np.isin(np.concatenate([[], *weights]).astype(np.int64), places)
+        coordinate = np.zeros(edges.weights.size, bool)
+        coordinate[places] = True
+        moving = coordinate[np.concatenate([[], *weights]).astype(np.int64)]
         self._weights, self._biases, self._couplings = (
             torch.from_numpy(np.concatenate([[], *rows]).astype(kind)[moving])
             for rows, kind in ((weights, np.int64), (biases, np.int64), (couplings, np.float64))

@@ -212,8 +212,10 @@ def turns(count: int, edges: Iterable[tuple[Integers, Integers, Times]]) -> Turn
     entered = np.full(count + 1, -1)
     read = np.full(count + 1, np.iinfo(np.int64).max)
     for heads, tails, (first, last) in edges:
-        np.maximum.at(entered, np.unique(heads), last)
-        np.minimum.at(read, np.unique(tails), first)
+        ends = np.zeros((2, count + 1), bool)
+        ends[0, heads] = ends[1, tails] = True
+        entered[ends[0]] = np.maximum(entered[ends[0]], last)
+        read[ends[1]] = np.minimum(read[ends[1]], first)
     return Turns(entered[:count], read[:count])
 
 
