@@ -24,6 +24,7 @@ class Place:
         node: The op.
         layer: Its layer; None for a batch-norm.
         columns: For every input unit, the run it is in; the number of runs where it is in none.
+        reads_runs: Whether any of them is in one.
         roots: The roots of runs among its weights and biases.
         free: The free edges of the runs' units among its weights.
         links: What leads from the first unit of a pair to the second.
@@ -33,6 +34,7 @@ class Place:
     node: fx.Node
     layer: Layer | None
     columns: Tensor
+    reads_runs: bool = False
     roots: list[SingleEdges] = field(default_factory=list)
     free: list[SingleEdges] = field(default_factory=list)
     links: list[SingleEdges] = field(default_factory=list)
@@ -74,6 +76,7 @@ def places_of(paths: BasisPaths, runs: Runs, plan: Plan, device: torch.device) -
         site = plan.sites.get(layer.name)
         if site is not None and layer.name in paths.edges.starts:
             place.columns = _columns(paths, runs, layer).to(device)
+            place.reads_runs = bool((place.columns < count).any())
             for listed, chosen in (
                 (place.roots, roots),
                 (place.free, free),

@@ -42,22 +42,16 @@ def root_derivatives(sweeper: Sweeper, paths: BasisPaths, runs: Runs, gradient: 
     squares, tangents = torch.zeros(2, count, dtype=torch.float64)
     for plan, batch in sweeper.batches():
         places = places_of(paths, runs, plan, sweeper.surface.device)
-        auxiliary = torch.zeros(
-            (batch.samples, count), dtype=sweeper.surface.dtype, device=sweeper.surface.device
-        ).requires_grad_()
-        whole = _Whole(places, auxiliary)
+        whole = _Whole(places)
         with torch.enable_grad():
             logits = sweeper.run(plan, batch, whole.handlers())
             curvature, _ = sweeper.curvature(plan, logits.detach(), batch)
             for values, factor in curvature.columns():
-                (found,) = torch.autograd.grad(
-                    logits, auxiliary, values.to(logits), retain_graph=True
-                )
-                found = found.double()
-                weighted = found if factor is None else found * factor.to(found)[:, None]
-                squares += (weighted * found).sum(0).cpu()
+                along = whole.along(logits, values.to(logits), count)
+                weighted = along if factor is None else along * factor.to(along)[:, None]
+                squares += (weighted * along).sum(0).cpu()
             slopes = whole.slopes(logits, sweeper.total(plan, batch))
-            del logits, found
+            del logits
             cut = _Cut(places)
             sweeper.run(plan, batch, cut.handlers())
             tangents += cut.tangents(slopes, runs).cpu()
@@ -80,17 +74,40 @@ def _own(paths: BasisPaths, runs: Runs, gradient: Tensor, decay: float) -> Tenso
 
 
 class _Whole:
-    """Runs the model with one auxiliary number per sample and run: the tangent along its root."""
+    """Runs the model with one auxiliary number per sample and edge or unit of a run.
 
-    def __init__(self, places: list[Place], auxiliary: Tensor) -> None:
-        self._places, self._auxiliary = places, auxiliary
-        # Edges and units of no run have a factor of zero.
-        self._factors = torch.cat([auxiliary, auxiliary.new_zeros(len(auxiliary), 1)], dim=1)
+    Together they are the tangents along the roots: what a root contributes grows with it, what
+    leaves the units of its run shrinks, and what leaves them over free edges is given back.
+    """
+
+    def __init__(self, places: list[Place]) -> None:
+        self._places = places
         self._outputs: dict[fx.Node, Tensor] = {}
+        self._leaves: list[tuple[Tensor, Tensor]] = []  # With the runs that they belong to.
 
     def handlers(self) -> dict[fx.Node, Any]:
         """What stands in for the ops."""
         return {place.node: self._handler(place) for place in self._places}
+
+    def along(self, logits: Tensor, column: Tensor, count: int) -> Tensor:
+        """A column's product with the tangent of every run.
+
+        Args:
+            logits: The model's.
+            column: At the logits.
+            count: How many runs there are.
+
+        Returns:
+            One number per sample and run, in double precision.
+        """
+        found = torch.autograd.grad(
+            logits, [leaf for leaf, _ in self._leaves], column, retain_graph=True, allow_unused=True
+        )
+        sums = logits.new_zeros((len(logits), count + 1), dtype=torch.float64)
+        for (_, runs), one in zip(self._leaves, found, strict=True):
+            if one is not None:
+                sums.index_add_(1, runs, one.double())
+        return sums[:, :-1]  # The last one is of no run.
 
     def slopes(self, logits: Tensor, total: Callable[[Tensor], Tensor]) -> dict[fx.Node, Tensor]:
         """The gradient of the sum of the losses by what the ops give."""
@@ -109,21 +126,26 @@ class _Whole:
     def _handler(self, place: Place) -> Any:
         def run(*arguments: Any, **keywords: Any) -> Any:
             given, inputs = list(arguments), arguments[place.position]
-            if len(place.columns):
+            if place.reads_runs:
                 shape = [1] * inputs.dim()
                 shape[0], shape[place.axis] = len(inputs), inputs.shape[place.axis]
-                shrunk = self._factors.index_select(1, place.columns).reshape(shape)
+                shrunk = self._leaf(inputs, place.columns).reshape(shape)
                 given[place.position] = inputs - inputs * shrunk
             result = place.node.target(*given, **keywords)  # type: ignore[operator]
             output, *others = result if isinstance(result, tuple) else (result,)
             for edges in (*place.roots, *place.free):
                 found = edges.contributions(inputs.detach(), output)
-                factors = self._factors.index_select(1, edges.targets)
-                output = edges.added(output, found, factors)
+                output = edges.added(output, found, self._leaf(inputs, edges.targets))
             self._outputs[place.node] = output
             return (output, *others) if others else output
 
         return run
+
+    def _leaf(self, like: Tensor, runs: Tensor) -> Tensor:
+        """Numbers of zero, one per sample and run that is named."""
+        leaf = like.new_zeros(len(like), len(runs)).requires_grad_()
+        self._leaves.append((leaf, runs))
+        return leaf
 
 
 class _Cut:
