@@ -424,3 +424,26 @@ def test_the_loss_is_a_function_of_the_values_alone(skeleton):
             torch.func.functional_call(model, paths.to_weights(moved(paths.values)), case.inputs)
         )
     torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("skeleton", SKELETONS)
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_is_zero_the_count_and_the_way_back_hold(skeleton, seed):
+    generator = torch.Generator().manual_seed(seed)
+    model = nn.Sequential(
+        *(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU()),
+        nn.Linear(4, 3),
+    ).double()
+    with torch.no_grad():
+        for p in model.parameters():
+            drawn = torch.randn(p.shape, generator=generator, dtype=torch.float64)
+            p.copy_(drawn * (torch.rand(p.shape, generator=generator) < 0.45))
+    paths = fg.basis_paths(model, torch.zeros(2, 4).double(), skeleton=skeleton)
+    assert len(paths) == paths.m - paths.hidden
+    assert paths.hidden + len(paths.dropped) == 13
+    assert len(paths.free) == len(paths.roots) == paths.hidden
+    assert not paths.hidden or paths.smallest > 0
+    weights = paths.to_weights(moved(paths.values))
+    assert all(bool(w.isfinite().all()) for w in weights.values())
+    again = paths.to_weights(paths.values)
+    assert all(torch.equal(again[n], p.detach()) for n, p in model.named_parameters())

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from typing import overload
 
 import numpy as np
 import torch
@@ -15,8 +13,10 @@ from flatgauge.arguments import as_tensor
 from flatgauge.path_space.edges import Edges
 from flatgauge.path_space.folding import Folded
 from flatgauge.path_space.mapping import PathMap
+from flatgauge.path_space.naming import Names
+from flatgauge.path_space.routes import routes_of
 from flatgauge.path_space.skeletons import Skeleton
-from flatgauge.symmetry.pattern import NOTHING, Floats, Integers
+from flatgauge.symmetry.pattern import NOTHING, Integers
 from flatgauge.symmetry.skeleton import Edge
 
 #: More units than this are counted, not listed.
@@ -24,39 +24,6 @@ _MOST_NAMES = 3
 
 #: A path value of a hidden unit that is so much smaller than the largest is worth a word.
 _SMALL = 1e-4
-
-
-@dataclass(frozen=True)
-class Routes:
-    """What a skeleton makes of a network; one entry per unit.
-
-    Attributes:
-        outward: R: the product of the weights from the unit to an output.
-        inward: P: the product of the weights from an input or a bias to the unit.
-        kept: Whether neither of them is zero.
-    """
-
-    outward: Floats
-    inward: Floats
-    kept: np.ndarray
-
-    @classmethod
-    def of(cls, edges: Edges, skeleton: Skeleton) -> Routes:
-        """Follow all routes."""
-        count = len(skeleton.leaving)
-        outward, inward = np.zeros(count + 1), np.zeros(count + 1)
-        outward[NOTHING] = inward[NOTHING] = 1.0
-        with np.errstate(all="ignore"):  # What leaves the range of numbers is no path.
-            for unit in skeleton.outward.tolist():
-                place = skeleton.leaving[unit]
-                if place != NOTHING:
-                    outward[unit] = edges.weights[place] * outward[edges.heads[place]]
-            for unit in skeleton.inward.tolist():
-                place = skeleton.entering[unit]
-                if place != NOTHING:
-                    inward[unit] = inward[edges.tails[place]] * edges.weights[place]
-            through = outward * inward
-        return cls(outward, inward, np.isfinite(through) & (through != 0))
 
 
 class BasisPaths:
@@ -100,7 +67,7 @@ class BasisPaths:
         """
         self.skeleton = skeleton
         self.edges, self.chosen = edges, chosen
-        routes = Routes.of(edges, chosen)
+        routes = routes_of(edges, chosen)
         kept = routes.kept
         places = chosen.leaving[kept[:-1]]
         taking_part = kept[edges.heads] & kept[edges.tails] & ~edges.absorbed
@@ -110,10 +77,11 @@ class BasisPaths:
         heads, tails = edges.heads[self.places], edges.tails[self.places]
         inward, outward = routes.inward[tails], routes.outward[heads]
         values = inward * edges.weights[self.places] * outward
+        slopes = 1 / (inward * outward)
         self.values = torch.from_numpy(values)
         coordinate = np.full(edges.weights.size, NOTHING)
         coordinate[self.places] = np.arange(len(self.places))
-        self.root_of = self._roots(coordinate, kept)
+        self.root_of = routes.roots(edges, chosen, coordinate)
         self.roots = torch.from_numpy(self.root_of[:-1][kept[:-1]])
         self.dropped = tuple(units[u] for u in np.flatnonzero(~kept[:-1]).tolist())
         self.tied = tuple(units[u] for u in chosen.ties if kept[u])
@@ -123,7 +91,7 @@ class BasisPaths:
             parameters,
             self.places,
             values,
-            1 / (inward * outward),
+            slopes,
             self.root_of[tails],
         )
 
@@ -138,7 +106,7 @@ class BasisPaths:
     @property
     def names(self) -> Names:
         """Readable names: the weights along every path."""
-        return Names(self)
+        return Names(self.edges, self.chosen, self.places)
 
     @cached_property
     def free(self) -> tuple[Edge, ...]:
@@ -208,7 +176,7 @@ class BasisPaths:
             False if the path value of some hidden unit is zero or has changed its sign.
         """
         here, there = self.values[self.roots], values[self.roots].cpu()
-        return bool((here * there > 0).all())
+        return bool((here.sign() == there.sign()).all())
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -261,62 +229,6 @@ class BasisPaths:
             f"BasisPaths({len(self)} of m={self.m}, hidden={self.hidden}, "
             f"skeleton={self.skeleton!r})"
         )
-
-    def path(self, index: int) -> list[tuple[str, tuple[int, ...]]]:
-        """The weights along a path, from input to output.
-
-        Args:
-            index: Of the coordinate.
-
-        Returns:
-            Parameters with indices.
-        """
-        edges, place = self.edges, int(self.places[index])
-        before: list[int] = []
-        after: list[int] = []
-        unit = int(edges.tails[place])
-        while unit != NOTHING:
-            before.insert(0, int(self.chosen.entering[unit]))
-            unit = int(edges.tails[before[0]])
-        unit = int(edges.heads[place])
-        while unit != NOTHING:
-            after.append(int(self.chosen.leaving[unit]))
-            unit = int(edges.heads[after[-1]])
-        return [edges.owner(p) for p in (*before, place, *after)]
-
-    def _roots(self, coordinate: Integers, kept: np.ndarray) -> Integers:
-        """For every unit, the coordinate of the last edge on its route in that is not free."""
-        chosen, edges = self.chosen, self.edges
-        found = np.full(len(kept), NOTHING)
-        for unit in chosen.inward.tolist():
-            if kept[unit]:
-                place = chosen.entering[unit]
-                own = coordinate[place]
-                found[unit] = found[edges.tails[place]] if own == NOTHING else own
-        return found
-
-
-class Names(Sequence[str]):
-    """The names of basis paths, made when they are asked for."""
-
-    def __init__(self, paths: BasisPaths) -> None:
-        self._paths = paths
-
-    def __len__(self) -> int:
-        return len(self._paths)
-
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
-
-    def __getitem__(self, index: int | slice) -> str | list[str]:
-        """The weights along one path, from input to output."""
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        found = self._paths.path(range(len(self))[index])
-        return " → ".join(f"{name}[{', '.join(map(str, place))}]" for name, place in found)
 
 
 def _edge(edges: Edges, place: int) -> Edge:

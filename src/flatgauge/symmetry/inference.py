@@ -278,12 +278,10 @@ def _times(graph: ModelGraph) -> dict[str, tuple[int, int]]:
         names = {name for source in sources for name in holding.get(source, ())}
         if any(source in fed for source in sources):
             fed.add(node)
+            found |= {name: (found.get(name, (number,))[0], number) for name in names}
         else:
             holding.setdefault(node, set()).update(names)
-        if node in fed or node.op == "output":
-            for name in names:
-                found[name] = found.get(name, (number, number))[0], number
-    return found
+    return dict.fromkeys(graph.held.values(), (0, 0)) | found  # Some never meet the inputs.
 
 
 def _norms(graph: ModelGraph) -> Iterator[StoredNorm]:
