@@ -3,9 +3,9 @@
     python -m benchmarks.together --threads 2 --rounds 3 --markdown together.md
 
 One call of `fg.measure` for κ, κ_τ, ρ, relative flatness, both normalized sharpnesses, Fisher-Rao
-norm, path norm, trace and largest eigenvalue of the Hessian, and both Riemannian eigenvalues, at
-their defaults, from nothing (the export of the model included), beside PyHessian's
-`eigenvalues(top_n=1)` and `trace()` at theirs. The error is that of the Hessian's trace.
+norm, path norm, trace and largest eigenvalue of the Hessian, both Riemannian eigenvalues, and the
+trace by path values, at their defaults, from nothing (the export of the model included), beside
+PyHessian's `eigenvalues(top_n=1)` and `trace()` at theirs. The error is that of the trace.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ MEASURES = (
     "hessian_max_eigenvalue",
     "riemannian_max_eigenvalue",
     "riemannian_max_eigenvalue_nodewise",
+    "psi_trace",
 )
 
 #: What PyHessian's trace may be off: its stopping rule is no error bound.
