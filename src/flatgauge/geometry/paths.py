@@ -183,11 +183,12 @@ class PathValues(Chart):
             gradient = self.paths.map.uncoupled(gradient)[self.paths.map.places]
             amounts = self.paths.map.amounts * gradient  # w_e g_e
             rooted = self.paths.map.roots < len(self.paths)
-            if self.relative:
-                return float((amounts * (1.0 + rooted))[self.mask].sum())
             roots = self.paths.map.roots[rooted]
+            moving = self.mask[roots]
+            if self.relative:  # By its own logarithm, and by that of the root it is divided by.
+                return float(amounts[self.mask].sum() + amounts[rooted][moving].sum())
             shares = 2 * amounts[rooted] / self.paths.values[roots].square()
-            return float(shares[self.mask[roots]].sum())
+            return float(shares[moving].sum())
 
     def direction(self, generator: Generator) -> Tensor:
         """A random direction among the coordinates that take part."""

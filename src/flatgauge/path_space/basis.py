@@ -33,7 +33,7 @@ class Routes:
     Attributes:
         outward: R: the product of the weights from the unit to an output.
         inward: P: the product of the weights from an input or a bias to the unit.
-        kept: Whether neither of them is zero.
+        kept: Whether neither of them is zero, for the unit and for all on its routes.
     """
 
     outward: Floats
@@ -56,7 +56,8 @@ class Routes:
                 if place != NOTHING:
                     inward[unit] = inward[edges.tails[place]] * edges.weights[place]
             through = outward * inward
-        return cls(outward, inward, np.isfinite(through) & (through != 0))
+        kept = np.isfinite(through) & (through != 0)
+        return cls(outward, inward, _with_their_routes(edges, skeleton, kept))
 
 
 class BasisPaths:
@@ -315,6 +316,28 @@ class Names(Sequence[str]):
             return [self[i] for i in range(*index.indices(len(self)))]
         found = self._paths.path(range(len(self))[index])
         return " → ".join(f"{name}[{', '.join(map(str, place))}]" for name, place in found)
+
+
+def _with_their_routes(edges: Edges, skeleton: Skeleton, kept: np.ndarray) -> np.ndarray:
+    """Those of some units whose routes run through such units only.
+
+    A unit may be reached through one that itself leads nowhere (its own free weight is zero), whose
+    weights have no path then: the route has no first edge to begin with.
+
+    Returns:
+        A mask of units.
+    """
+    ways = (
+        (skeleton.outward, skeleton.leaving, edges.heads),
+        (skeleton.inward, skeleton.entering, edges.tails),
+    )
+    while True:
+        before = kept.copy()
+        for order, chosen, ends in ways:
+            for unit in order.tolist():
+                kept[unit] &= kept[ends[chosen[unit]]]
+        if (kept == before).all():
+            return kept
 
 
 def _edge(edges: Edges, place: int) -> Edge:

@@ -57,8 +57,7 @@ def runs_of(paths: BasisPaths, plan: Plan) -> Runs:
     edges, count = paths.edges, len(paths.root_of) - 1
     nothing, never = np.zeros(0, np.int64), np.zeros(0, bool)
     none = Runs(nothing, never, never, (nothing, nothing), np.full(count + 1, NOTHING))
-    lost = paths.dropped and paths.skeleton != "strongest"  # Live units may be among them.
-    if lost or _products_of_activations(plan.graph) or not len(paths):
+    if not len(paths) or _some_alive(paths) or _products_of_activations(plan.graph):
         return none
     coordinates = np.zeros(edges.weights.size, bool)
     coordinates[paths.places] = True
@@ -68,6 +67,7 @@ def runs_of(paths: BasisPaths, plan: Plan) -> Runs:
     through = (leaving == 0) & _into_norms(paths, plan)
     around, levels = _levels(paths, through)
     bad |= around
+    loops = _unseen_ways(paths, plan)
     follower = _followers(paths, through)
     eligible: list[int] = []
     sizes: list[int] = []
@@ -80,7 +80,9 @@ def runs_of(paths: BasisPaths, plan: Plan) -> Runs:
         active = units[~through[units]]
         active = active[np.argsort(levels[active], kind="stable")]
         near = len(active) == 2 and levels[active[1]] == levels[active[0]] + 1
-        if (len(active) <= 1 or near) and not bad[units].any() and _read(paths, plan, root):
+        returns = any(before[units].any() and after[units].any() for before, after in loops)
+        bound = bad[units].any() or returns
+        if (len(active) <= 1 or near) and not bound and _read(paths, plan, root):
             if near:
                 leads = follower[edges.heads] == active[1]
                 links.append(np.flatnonzero((edges.tails == active[0]) & leads))
@@ -114,6 +116,67 @@ def _unread(paths: BasisPaths, plan: Plan, coordinates: Mask) -> Mask:
         bad[edges.tails[span][wrong]] = True
     bad[NOTHING] = False
     return bad[:-1]
+
+
+def _some_alive(paths: BasisPaths) -> bool:
+    """Whether a unit that was left out still takes part, by paths off the skeleton."""
+    if not paths.dropped:
+        return False
+    edges = paths.edges
+    there = edges.weights != 0
+    heads, tails = edges.heads[there], edges.tails[there]
+    alive = paths.root_of == NOTHING
+    alive[NOTHING] = False
+    for ends, others in ((heads, tails), (tails, heads)):
+        reached = np.zeros(len(paths.root_of), bool)
+        reached[NOTHING] = True
+        count = 0
+        while count != (count := int(reached.sum())):
+            reached[ends[reached[others]]] = True
+        alive &= reached
+    return bool(alive.any())
+
+
+def _unseen_ways(paths: BasisPaths, plan: Plan) -> list[tuple[Mask, Mask]]:
+    """Layers that no unit is seen to leave by: pinned ones, and those from a unit to itself.
+
+    They may still lead from one unit of a run to another, or back to the same.
+
+    Returns:
+        For every such layer, the units that are entered before it, and those read after it.
+    """
+    edges, count = paths.edges, len(paths.root_of)
+    spans = {
+        name: slice(edges.starts[name], edges.starts[name] + int(np.prod(shape)))
+        for name, shape in zip(edges.names, edges.shapes, strict=True)
+    }
+    unseen = {
+        layer.node
+        for name, layer in plan.layers.items()
+        if name in spans and (edges.heads[spans[name]] == NOTHING).any()
+    }
+    fed, holding = set(plan.graph.inputs), {n: {name} for n, name in plan.graph.held.items()}
+    behind: dict[fx.Node, set[fx.Node]] = {}
+    found = {node: (np.zeros(count, bool), np.zeros(count, bool)) for node in unseen}
+    entered: dict[fx.Node, Mask] = {}
+    for node in plan.graph.nodes:
+        sources = node.all_input_nodes
+        names = {name for source in sources for name in holding.get(source, ())} & set(spans)
+        behind[node] = set().union(*(behind.get(s, set()) | ({s} & unseen) for s in sources))
+        before = entered[node] = np.zeros(count, bool)
+        for source in sources:
+            before |= entered.get(source, False)
+        if node in unseen:
+            found[node][0][before] = True
+        if any(source in fed for source in sources):
+            fed.add(node)
+            for name in names:
+                before[edges.heads[spans[name]]] = True
+                for layer in behind[node]:
+                    found[layer][1][edges.tails[spans[name]]] = True
+        else:
+            holding.setdefault(node, set()).update(names)
+    return [(before[:-1], after[:-1]) for before, after in found.values()]
 
 
 def _into_norms(paths: BasisPaths, plan: Plan) -> Mask:
