@@ -128,3 +128,12 @@ def test_the_part_of_first_order_where_biases_stay(relative):
     bends = torch.autograd.functional.hessian(lambda u: (space.row(u) * slopes).sum(), space.origin)
     found = psi_trace(here, parameters="layers", relative=relative)
     assert found.details["first order"] == pytest.approx(float(bends.diagonal().sum()))
+
+
+def test_a_model_without_paths_says_so():
+    model = nn.Sequential(nn.Linear(3, 4, bias=False), nn.ReLU(), nn.Linear(4, 3, bias=False))
+    for parameter in model.parameters():
+        nn.init.zeros_(parameter)
+    here, *_ = surface(model.double(), (3,))
+    with pytest.raises(ValueError, match="no path of the model has a value other than zero"):
+        psi_trace(here)

@@ -60,6 +60,11 @@ class PathValues(Chart):
                 f"`{frozen[0]}` is frozen, but basis paths run through all weights; set "
                 "`requires_grad` of all parameters, or measure another geometry."
             )
+        if not len(self.paths):
+            raise ValueError(
+                "no path of the model has a value other than zero, so that path space has no "
+                "coordinates here; measure another geometry."
+            )
         self.epsilon = _RELATIVE if relative else _RADIUS
         if self.paths.hidden and not relative:
             self.limit = self.paths.smallest

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import fx
+from torch import Tensor, fx
 
 from flatgauge.curvature.degree import multiplied
 from flatgauge.curvature.plan import Plan
@@ -69,6 +70,8 @@ def runs_of(paths: BasisPaths, plan: Plan) -> Runs:
     bad |= around
     loops = _unseen_ways(paths, plan)
     follower = _followers(paths, through)
+    follows = paths.map.follows
+    readable = {name: _readable(plan, name) for name in edges.names}
     eligible: list[int] = []
     sizes: list[int] = []
     links, owners = [nothing], [nothing]
@@ -82,7 +85,7 @@ def runs_of(paths: BasisPaths, plan: Plan) -> Runs:
         near = len(active) == 2 and levels[active[1]] == levels[active[0]] + 1
         returns = any(before[units].any() and after[units].any() for before, after in loops)
         bound = bad[units].any() or returns
-        if (len(active) <= 1 or near) and not bound and _read(paths, plan, root):
+        if (len(active) <= 1 or near) and not bound and _read(paths, plan, readable, follows, root):
             if near:
                 leads = follower[edges.heads] == active[1]
                 links.append(np.flatnonzero((edges.tails == active[0]) & leads))
@@ -192,15 +195,21 @@ def _into_norms(paths: BasisPaths, plan: Plan) -> Mask:
     return into
 
 
-def _read(paths: BasisPaths, plan: Plan, root: int) -> bool:
+def _readable(plan: Plan, name: str) -> bool:
+    """Whether the sweep reads a parameter, with the samples in front."""
+    site = plan.sites.get(name)
+    return site is not None and _in_front(plan, site.node)
+
+
+def _read(
+    paths: BasisPaths, plan: Plan, readable: Mapping[str, bool], follows: Tensor, root: int
+) -> bool:
     """Whether the sweep reads the weight of a root where it enters its unit."""
     name, _ = paths.edges.owner(int(paths.places[root]))
-    site = plan.sites.get(name)
-    if site is None or not _in_front(plan, site.node):
+    if not readable[name]:
         return False
-    return site.role in ("layer", "bias") or (
-        site.role == "norm" and not bool(paths.map.follows[root])
-    )
+    role = plan.sites[name].role
+    return role in ("layer", "bias") or (role == "norm" and not bool(follows[root]))
 
 
 def _in_front(plan: Plan, node: fx.Node) -> bool:
