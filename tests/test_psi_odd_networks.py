@@ -137,3 +137,36 @@ def test_a_model_without_paths_says_so():
     here, *_ = surface(model.double(), (3,))
     with pytest.raises(ValueError, match="no path of the model has a value other than zero"):
         psi_trace(here)
+
+
+class Recurrent(nn.Module):
+    """Three steps of a recurrent layer: its weights are read again and again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read, self.keep = nn.Linear(2, 3), nn.Linear(3, 3, bias=False)
+        self.head = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        state = torch.relu(self.read(x[:, 0]))
+        for step in (1, 2):
+            state = torch.relu(self.read(x[:, step]) + self.keep(state))
+        return self.head(state)
+
+
+@pytest.mark.parametrize("skeleton", ["strongest", "diagonal"])
+def test_weights_read_at_every_step_have_paths(skeleton):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = Recurrent().double()
+    here, inputs, targets = surface(model, (3, 2))
+    paths = paths_of(here, skeleton)
+    assert (paths.m, paths.hidden, paths.dropped) == (30, 3, ())
+
+    def loss(values: Tensor) -> Tensor:
+        weights = paths.to_weights(values)
+        return F.cross_entropy(torch.func.functional_call(model, weights, (inputs,)), targets)
+
+    wanted = torch.autograd.functional.hessian(loss, paths.values)
+    found = chart(here, "basis paths", skeleton=skeleton).curvature().dense()
+    torch.testing.assert_close(found, wanted)
