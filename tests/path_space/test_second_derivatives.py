@@ -101,8 +101,34 @@ class PreActivation(nn.Module):
         return self.head(torch.relu(self.last(x)))
 
 
-def surface_of(model: nn.Module, shape: tuple[int, ...], **options) -> LossSurface:
-    generator = Generator().manual_seed(0)
+class Shortcut(nn.Module):
+    """A unit that a batch-norm reads and another layer, too: its free weight may be the scale."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Linear(3, 4), nn.BatchNorm1d(4)
+        self.deep, self.short, self.head = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.stem(x)
+        return self.head(torch.relu(self.deep(torch.relu(self.norm(x))) + self.short(x)))
+
+
+class Siamese(nn.Module):
+    """A layer that is read twice, once in front of a batch-norm: its bias stays its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.twice, self.norm = nn.Linear(3, 4), nn.BatchNorm1d(4)
+        self.one, self.two = nn.Linear(4, 2), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        other = torch.relu(self.twice(x.flip(1)))
+        return self.one(torch.relu(self.norm(self.twice(x)))) + self.two(other)
+
+
+def surface_of(model: nn.Module, shape: tuple[int, ...], seed: int = 0, **options) -> LossSurface:
+    generator = Generator().manual_seed(seed)
     model = model.double()
     with torch.no_grad():
         for buffer in model.buffers():
@@ -122,6 +148,16 @@ def surface_of(model: nn.Module, shape: tuple[int, ...], **options) -> LossSurfa
 )
 def test_branches_sums_and_pre_activations(build_model, shape, skeleton):
     agrees(surface_of(build_model(), shape), skeleton)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("build_model", [Shortcut, Siamese])
+def test_what_a_batch_norm_shares(build_model, seed):
+    surface = surface_of(build_model(), (3,), seed=seed)
+    agrees(surface, "strongest")
+    paths = paths_of(surface)
+    assert len(paths) == paths.m - paths.hidden
+    assert not paths.dropped
 
 
 @pytest.mark.parametrize(

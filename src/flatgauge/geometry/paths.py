@@ -60,6 +60,11 @@ class PathValues(Chart):
                 f"`{frozen[0]}` is frozen, but basis paths run through all weights; set "
                 "`requires_grad` of all parameters, or measure another geometry."
             )
+        if not len(self.paths):
+            raise ValueError(
+                "no path of the model has a value other than zero, so that path space has no "
+                "coordinates here; measure another geometry."
+            )
         self.epsilon = _RELATIVE if relative else _RADIUS
         if self.paths.hidden and not relative:
             self.limit = self.paths.smallest
@@ -190,11 +195,12 @@ class PathValues(Chart):
             gradient = self.paths.map.uncoupled(gradient)[self.paths.map.places]
             amounts = self.paths.map.amounts * gradient  # w_e g_e
             rooted = self.paths.map.roots < len(self.paths)
-            if self.relative:
-                return float((amounts * (1.0 + rooted))[self.mask].sum())
             roots = self.paths.map.roots[rooted]
+            moving = self.mask[roots]
+            if self.relative:  # By its own logarithm, and by that of the root it is divided by.
+                return float(amounts[self.mask].sum() + amounts[rooted][moving].sum())
             shares = 2 * amounts[rooted] / self.paths.values[roots].square()
-            return float(shares[self.mask[roots]].sum())
+            return float(shares[moving].sum())
 
     def direction(self, generator: Generator) -> Tensor:
         """A random direction among the coordinates that take part."""

@@ -101,6 +101,6 @@ def _paths(model: nn.Module, gauge: GaugeGroup, skeleton: str) -> BasisPaths:
 
 
 def _check(skeleton: str) -> None:
-    if skeleton not in SKELETONS:
+    if not isinstance(skeleton, str) or skeleton not in SKELETONS:
         known = " or ".join(repr(name) for name in SKELETONS)
         raise ValueError(f"`skeleton={skeleton!r}` is unknown; use {known}.")

@@ -25,6 +25,7 @@ class Place:
         layer: Its layer; None for a batch-norm.
         columns: For every input unit, the run it is in; the number of runs where it is in none.
         reads_runs: Whether any of them is in one.
+        cut: Whether any weight enters or leaves a unit there: what passes on stops at it.
         roots: The roots of runs among its weights and biases.
         free: The free edges of the runs' units among its weights.
         links: What leads from the first unit of a pair to the second.
@@ -35,6 +36,7 @@ class Place:
     layer: Layer | None
     columns: Tensor
     reads_runs: bool = False
+    cut: bool = False
     roots: list[SingleEdges] = field(default_factory=list)
     free: list[SingleEdges] = field(default_factory=list)
     links: list[SingleEdges] = field(default_factory=list)
@@ -77,6 +79,9 @@ def places_of(paths: BasisPaths, runs: Runs, plan: Plan, device: torch.device) -
         if site is not None and layer.name in paths.edges.starts:
             place.columns = _columns(paths, runs, layer).to(device)
             place.reads_runs = bool((place.columns < count).any())
+            span = paths.edges.span(layer.name)
+            ends = paths.edges.heads[span], paths.edges.tails[span]
+            place.cut = any(bool((end != NOTHING).any()) for end in ends)
             for listed, chosen in (
                 (place.roots, roots),
                 (place.free, free),

@@ -149,7 +149,7 @@ class _Whole:
 
 
 class _Cut:
-    """Runs the model cut at its layers: each gives a leaf, and reads what comes from the last."""
+    """Runs the model cut where units are entered: each layer gives a leaf, and reads the last."""
 
     def __init__(self, places: list[Place]) -> None:
         self._places = places
@@ -170,7 +170,7 @@ class _Cut:
         Returns:
             The sums of weight times gradient, one per run.
         """
-        ends = [place.node for place in self._places if self._outputs[place.node].requires_grad]
+        ends = [place.node for place in self._places]
         # From the heads of free edges back to where what they read was written.
         back = self._passed(slopes, ends, "free")
         others = {node: slopes[node] - back[node] for node in ends}
@@ -219,11 +219,11 @@ class _Cut:
         def run(*arguments: Any, **keywords: Any) -> Any:
             inputs = arguments[place.position]
             given = list(arguments)
-            if place.layer is not None:
+            if place.cut:
                 given[place.position] = inputs.detach()
             result = place.node.target(*given, **keywords)  # type: ignore[operator]
             output, *others = result if isinstance(result, tuple) else (result,)
-            if place.layer is not None:
+            if place.cut or not output.requires_grad:
                 output = output.detach().requires_grad_()
             self._inputs[place.node], self._outputs[place.node] = inputs, output
             return (output, *others) if others else output

@@ -13,6 +13,7 @@ from flatgauge.curvature.plan import Plan
 from flatgauge.graph import ModelGraph
 from flatgauge.nodes import shape_of
 from flatgauge.path_space.basis import BasisPaths
+from flatgauge.path_space.ways import Ways
 from flatgauge.symmetry.pattern import NOTHING, Integers
 
 Mask = NDArray[np.bool_]
@@ -45,7 +46,7 @@ def runs_of(paths: BasisPaths, plan: Plan) -> Runs:
 
     The tangent along a root's coordinate must be known at the units of its run without following
     it through the network. It is where a run has one unit, or two, and where nothing that leaves
-    them comes back to them by way of another unit.
+    them comes back to them by way of another layer.
 
     Args:
         paths: The basis paths.
@@ -57,17 +58,19 @@ def runs_of(paths: BasisPaths, plan: Plan) -> Runs:
     edges, count = paths.edges, len(paths.root_of) - 1
     nothing, never = np.zeros(0, np.int64), np.zeros(0, bool)
     none = Runs(nothing, never, never, (nothing, nothing), np.full(count + 1, NOTHING))
-    lost = paths.dropped and paths.skeleton != "strongest"  # Live units may be among them.
-    if lost or _products_of_activations(plan.graph) or not len(paths):
+    if not len(paths) or _some_alive(paths) or _products_of_activations(plan.graph):
         return none
     coordinates = np.zeros(edges.weights.size, bool)
     coordinates[paths.places] = True
     bad = _unread(paths, plan, coordinates)
     leaving = np.bincount(edges.tails[paths.places] + 1, minlength=count + 1)[1:]
     # Nothing leaves these but the free weight of a batch-norm: they only pass on.
-    through = (leaving == 0) & _into_norms(paths, plan)
-    around, levels = _levels(paths, through)
-    bad |= around
+    into = _into_norms(paths, plan)
+    through = (leaving == 0) & into
+    # What follows a batch-norm hears of the unit before it, and must be in the same run.
+    follows = paths.root_of[edges.heads[paths.chosen.leaving]]
+    bad |= into & ~through & (follows != paths.root_of[:-1])
+    ways = Ways(paths, plan, through)
     follower, read = _followers(paths, through), _read(paths, plan)
     eligible: list[int] = []
     sizes: list[int] = []
@@ -77,10 +80,10 @@ def runs_of(paths: BasisPaths, plan: Plan) -> Runs:
     starts = np.searchsorted(shared, np.unique(shared[shared != NOTHING]), side="left")
     for units in np.split(order, starts)[1:]:
         root = int(paths.root_of[units[0]])
-        active = units[~through[units]]
-        active = active[np.argsort(levels[active], kind="stable")]
-        near = len(active) == 2 and levels[active[1]] == levels[active[0]] + 1
-        if (len(active) <= 1 or near) and read[root] and not bad[units].any():
+        active = _in_order(paths, follower, units[~through[units]])
+        near = len(active) == 2 and not ways.around(*active)
+        alone = not any(ways.back(unit) for unit in units.tolist())
+        if (len(active) <= 1 or near) and alone and read[root] and not bad[units].any():
             if near:
                 leads = follower[edges.heads] == active[1]
                 links.append(np.flatnonzero((edges.tails == active[0]) & leads))
@@ -157,53 +160,32 @@ def _followers(paths: BasisPaths, through: Mask) -> Integers:
     return found
 
 
-def _levels(paths: BasisPaths, through: Mask) -> tuple[Mask, Integers]:
-    """Which units feed back into themselves, and how many units lie before every other at most.
+def _in_order(paths: BasisPaths, follower: Integers, units: Integers) -> list[int]:
+    """The units of a run, the one that leads to the other first, where there are two."""
+    found: list[int] = units.tolist()
+    if len(found) == 2:
+        leads = follower[paths.edges.heads[paths.chosen.leaving[found[0]]]]
+        return found if leads == found[1] else found[::-1]
+    return found
 
-    Units that the same parameters enter and leave are one family, and every family that a
-    parameter leaves is taken to reach every one that it enters.
 
-    Returns:
-        A mask of units, and levels; units that only pass on add nothing to a level.
-    """
-    from scipy.sparse import coo_array
-    from scipy.sparse.csgraph import connected_components
-
-    edges, count = paths.edges, len(through)
-    sides = np.zeros((2, len(edges.names), count + 1), bool)
-    for number, name in enumerate(edges.names):
-        span = edges.span(name)
-        sides[0, number, edges.heads[span]] = sides[1, number, edges.tails[span]] = True
-    entered, left = sides[:, :, :count]
-    signs = np.concatenate([entered, left, through[None]])
-    _, family = np.unique(np.packbits(signs, axis=0), axis=1, return_inverse=True)
-    family = family.reshape(-1)
-    total = int(family.max(initial=-1)) + 1
-    pairs = {
-        (int(tail), int(head))
-        for number in range(len(edges.names))
-        for tail in np.unique(family[left[number]])
-        for head in np.unique(family[entered[number]])
-    }
-    tails, heads = np.array(sorted(pairs), np.int64).reshape(-1, 2).T
-    graph = coo_array((np.ones(len(tails)), (tails, heads)), shape=(total, total))
-    _, parts = connected_components(graph, connection="strong")
-    around = np.bincount(parts, minlength=total)[parts] > 1
-    around[tails[tails == heads]] = True
-    passing = np.zeros(total, bool)
-    passing[family] = through
-    levels = np.zeros(total, np.int64)
-    forward = parts[tails] != parts[heads]
-    tails, heads = tails[forward], heads[forward]
-    while True:
-        raised = levels.copy()
-        np.maximum.at(raised, heads, levels[tails] + ~passing[heads])
-        # All families of a part have the highest level of any of them.
-        top = np.zeros(total, np.int64)
-        np.maximum.at(top, parts, raised)
-        if (top[parts] == levels).all():
-            return around[family], levels[family]
-        levels = top[parts]
+def _some_alive(paths: BasisPaths) -> bool:
+    """Whether a unit that was left out still takes part, by paths off the skeleton."""
+    if not paths.dropped:
+        return False
+    edges = paths.edges
+    there = edges.weights != 0
+    heads, tails = edges.heads[there], edges.tails[there]
+    alive = paths.root_of == NOTHING
+    alive[NOTHING] = False
+    for ends, others in ((heads, tails), (tails, heads)):
+        reached = np.zeros(len(paths.root_of), bool)
+        reached[NOTHING] = True
+        count = 0
+        while count != (count := int(reached.sum())):
+            reached[ends[reached[others]]] = True
+        alive &= reached
+    return bool(alive.any())
 
 
 def _products_of_activations(graph: ModelGraph) -> bool:

@@ -293,13 +293,14 @@ def _norms(graph: ModelGraph) -> Iterator[StoredNorm]:
             continue
         source = given["input"]
         added = arguments_of(source).get("bias") if op_name(source) else None
+        shared = added is None or max(len(source.users), len(added.users)) > 1
         yield StoredNorm(
             weight=names.get(given["weight"]),
             bias=names.get(given["bias"]),
             mean=names[given["running_mean"]],
             variance=names[given["running_var"]],
             epsilon=float(given["eps"]),
-            before=names.get(added) if added is not None and len(source.users) == 1 else None,
+            before=None if added is None or shared else graph.held.get(added),
         )
 
 

@@ -83,11 +83,11 @@ class Turns:
 
     def leads_on(self, tails: Integers, time: Times) -> NDArray[np.bool_]:
         """Whether routes out of units may begin with an edge of a time."""
-        return time[0] > np.append(self.entered, -1)[tails]
+        return time[1] > np.append(self.entered, -1)[tails]
 
     def leads_in(self, heads: Integers, time: Times) -> NDArray[np.bool_]:
         """Whether routes into units may end with an edge of a time."""
-        return time[1] < np.append(self.read, np.iinfo(np.int64).max)[heads]
+        return time[0] < np.append(self.read, np.iinfo(np.int64).max)[heads]
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,8 @@ def turns(count: int, edges: Iterable[tuple[Integers, Integers, Times]]) -> Turn
     A route out of a unit must begin after all that enters it, and a route into it must end before
     anything reads it: then ops come one after the other along every route, which makes it a path
     of the network and leads it in no circle. Where no two ops write into one unit, or read it,
-    that excludes nothing.
+    that excludes nothing. A weight that is read more than once leads out by its last reading and
+    in by its first.
 
     Args:
         count: How many units there are.
