@@ -16,7 +16,7 @@ ROOT = Path(flatgauge.__file__).parent
 LAYERS = [
     ["arguments", "nested", "precision", "layout", "isolation", "memory", "products", "nodes"],
     ["graph", "osborne"],
-    ["output_curvature", "layers", "matrix_scaling", "path_sums"],
+    ["output_curvature", "layers", "matrix_scaling", "meetings", "path_sums"],
     ["loss"],
     ["label_losses"],
     ["losses"],

@@ -10,6 +10,7 @@ from torch import fx
 
 from flatgauge.curvature.plan import Plan
 from flatgauge.graph import ModelGraph
+from flatgauge.meetings import meetings
 from flatgauge.path_space.basis import BasisPaths
 from flatgauge.symmetry.pattern import NOTHING
 
@@ -27,7 +28,7 @@ class Ways:
 
     def __init__(self, paths: BasisPaths, plan: Plan, through: NDArray[np.bool_]) -> None:
         self._after = _after(plan.graph)
-        contacts = _contacts(plan.graph)
+        met = meetings(plan.graph)
         edges, count = paths.edges, len(through)
         self._writers: list[set[fx.Node]] = [set() for _ in range(count)]
         self._readers: list[set[fx.Node]] = [set() for _ in range(count)]
@@ -36,10 +37,10 @@ class Ways:
             site = plan.sites.get(name)
             added = site is not None and site.role in ("bias", "norm")
             for unit in _units(edges.tails[span]):
-                self._readers[unit] |= contacts[name]
+                self._readers[unit] |= set(met[name])
             # No way leads in over what is only added; a batch-norm is entered where it is read.
             for unit in () if added else _units(edges.heads[span]):
-                self._writers[unit] |= contacts[name]
+                self._writers[unit] |= set(met[name])
         for unit in paths.chosen.outward.tolist()[::-1]:  # What comes before it comes first.
             if through[unit]:
                 self._writers[int(edges.heads[paths.chosen.leaving[unit]])] |= self._writers[unit]
@@ -67,23 +68,6 @@ def _units(ends: NDArray[np.int64]) -> Iterable[int]:
     """The units among some ends."""
     found = np.unique(ends)
     return [unit for unit in found.tolist() if unit != NOTHING]
-
-
-def _contacts(graph: ModelGraph) -> dict[str, set[fx.Node]]:
-    """By parameter, the ops at which it meets what depends on the inputs."""
-    fed = set(graph.inputs)
-    holding = {node: {name} for node, name in graph.held.items()}
-    found: dict[str, set[fx.Node]] = {name: set() for name in graph.held.values()}
-    for node in graph.nodes:
-        sources = node.all_input_nodes
-        names = {name for source in sources for name in holding.get(source, ())}
-        if any(source in fed for source in sources):
-            fed.add(node)
-            for name in names:
-                found[name].add(node)
-        else:
-            holding.setdefault(node, set()).update(names)
-    return found
 
 
 def _after(graph: ModelGraph) -> dict[fx.Node, set[fx.Node]]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, fx
 
 from flatgauge.graph import ModelGraph
+from flatgauge.meetings import meetings
 from flatgauge.nodes import arguments_of, op_name, shape_of
 from flatgauge.symmetry.rules import Pin, Reading, apply_rule
 from flatgauge.symmetry.scale import Ids, Scale, constant
@@ -269,19 +270,12 @@ def _roles(graph: ModelGraph) -> dict[str, str]:
 
 
 def _times(graph: ModelGraph) -> dict[str, tuple[int, int]]:
-    """When every parameter first and last meets what depends on the inputs."""
-    fed = set(graph.inputs)
-    holding = {node: {name} for node, name in graph.held.items()}
-    found: dict[str, tuple[int, int]] = {}
-    for number, node in enumerate(graph.nodes):
-        sources = node.all_input_nodes
-        names = {name for source in sources for name in holding.get(source, ())}
-        if any(source in fed for source in sources):
-            fed.add(node)
-            found |= {name: (found.get(name, (number,))[0], number) for name in names}
-        else:
-            holding.setdefault(node, set()).update(names)
-    return dict.fromkeys(graph.held.values(), (0, 0)) | found  # Some never meet the inputs.
+    """When every parameter first and last meets what depends on the inputs, if ever."""
+    numbers = {node: number for number, node in enumerate(graph.nodes)}
+    return {
+        name: (numbers[nodes[0]], numbers[nodes[-1]]) if nodes else (0, 0)
+        for name, nodes in meetings(graph).items()
+    }
 
 
 def _norms(graph: ModelGraph) -> Iterator[StoredNorm]:
