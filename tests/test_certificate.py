@@ -161,7 +161,7 @@ def test_by_default_it_runs_the_measures_of_the_sweep_and_all_on_request():
     surface = build("mlp").surface()
     swept = {row.measure for row in certify(surface, trials=1).rows}
     assert swept == {
-        *("hessian_trace", "kappa_trace_max", "kappa_trace_sum", "relative_flatness"),
+        *("hessian_trace", "kappa_trace_max", "kappa_trace_sum", "relative_flatness", "psi_trace"),
         *("relative_flatness_normalized", "rho_max", "rho_sum"),
         *("adaptive_trace", "riemannian_trace", "minimum_sharpness", "minimum_sharpness_nodewise"),
         *("matrix_normalized_sharpness", "normalized_sharpness"),
@@ -431,15 +431,19 @@ def test_a_frozen_backbone():
     assert certificate.scales == 9
 
 
+#: Measures of different kinds that take little time on large networks.
+FEW = ["hessian_trace", "rho_sum", "path_norm"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "samples", "scales", "measures"),
     [
-        ("resnet20", 8, 1088, None),
-        ("resnet56", 4, 3104, ["hessian_trace", "rho_sum", "path_norm"]),
+        ("resnet20", 8, 1088, [*FEW, "normalized_sharpness", "minimum_sharpness_nodewise"]),
+        ("resnet56", 4, 3104, FEW),
         ("lenet", 32, 32 + 64 + 200, None),
-        ("resnet2b", 8, 8 + 16 + 16 + 16 + 100, "all"),
-        ("resnet4b", 16, 16 + 7 * 32 - 32 + 100, None),
+        ("resnet2b", 8, 8 + 16 + 16 + 16 + 100, [*FEW, "psi_trace", "psi_epsilon_sharpness"]),
+        ("resnet4b", 16, 16 + 7 * 32 - 32 + 100, [*FEW, "basis_path_ratio"]),
         ("eran_6_100", 32, 500, "all"),
     ],
 )

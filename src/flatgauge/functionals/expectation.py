@@ -56,7 +56,7 @@ def expectation(
         u = chart.noise(sigma, source)
         rises.append((chart.value(u) + chart.value(-u)) / 2 - base)
     draws = torch.tensor(rises, dtype=torch.float64)
-    options = {"sigma": sigma, "pairs": pairs}
+    options = {"sigma": sigma, "pairs": pairs, **chart.noise_settings}
     if not torch.isfinite(draws).all():
         share = int((~torch.isfinite(draws)).sum())
         note = f"the loss overflows at {share} of {pairs} pairs; take a smaller `sigma`"

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import torch
 from torch import Generator, Tensor
 
 from flatgauge.estimators import Estimate
@@ -18,6 +19,10 @@ from flatgauge.geometry import Chart
 #: steps that must rise, and how long it waits before halving its step, in shares of all steps:
 #: at first, and less every time.
 _AHEAD, _RISING, _FIRST, _LESS = 0.75, 0.75, 0.22, 0.03
+
+#: What rounding leaves of a loss, in units of its last digit, and what part of a rise is worth a
+#: word.
+_ROUNDING, _SEEN = 8.0, 1e-2
 
 #: Ascents from random starts begin in a ball larger by this factor.
 _FAR = 2.0
@@ -67,7 +72,8 @@ def worst_case(
         generator: Source of randomness, required.
 
     Returns:
-        The largest rise seen; infinite if the ball reaches a pole of the loss. In `details`: the
+        The largest rise seen; infinite if the ball reaches a pole. Where it is smaller than the
+        loss, with a bound on what rounding of the loss leaves in it. In `details`: the
         rise of every start, and what the first two orders of the loss predict, ``"first order"``
         ε ‖g‖ and ``"second order"`` λ ε² / 2.
 
@@ -107,10 +113,17 @@ def worst_case(
     details["first order"] = radius * float(gradient.norm()) / scale
     details["second order"] = float(top.values[0]) * radius**2 / 2 / scale
     notes = (*chart.notes, "a lower bound: the largest rise that the ascents found")
+    rounding = _ROUNDING * torch.finfo(chart.surface.dtype).eps * abs(base) / scale
+    if rounding > _SEEN * largest:
+        notes += (
+            "hardly more than what rounding leaves of the loss; take a larger radius, or measure "
+            "in double precision (`dtype=torch.float64`)",
+        )
     if scale < 1:
         notes += ("the loss is negative; 1 + loss is a scale only for losses of at least 0",)
     return Estimate(
         largest,
+        bound=rounding if largest < abs(base) / scale else None,
         lower_bound=True,
         details=details,
         options={option: radius, "starts": starts, "steps": steps},

@@ -86,6 +86,11 @@ class Chart(ABC):
         return {}
 
     @property
+    def noise_settings(self) -> dict[str, Any]:
+        """What its noise depends on beside its size, as it is shown with expectations."""
+        return {}
+
+    @property
     def details(self) -> dict[str, float]:
         """What else is shown with every result."""
         return {}

@@ -89,6 +89,11 @@ class PathValues(Chart):
         return {"skeleton": self.paths.skeleton, "relative": self.relative}
 
     @property
+    def noise_settings(self) -> dict[str, Any]:
+        """Where noise is cut off."""
+        return {} if self.relative else {"truncation": self.truncation}
+
+    @property
     def details(self) -> dict[str, float]:
         """How many paths there are, and how large."""
         sizes = self.paths.values.abs()

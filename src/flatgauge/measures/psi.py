@@ -356,7 +356,7 @@ def psi_expected_sharpness(
         >>> abs(found.value - 0.0025) < 3 * found.stderr  # L = v²: 0.05²
         True
     """
-    found = cell(
+    return cell(
         surface,
         geometry=_GEOMETRY,
         functional="expectation",
@@ -369,7 +369,3 @@ def psi_expected_sharpness(
         caller="psi_expected_sharpness",
         generator=generator,
     )
-    if relative:
-        return found
-    cut = PathValues(surface, parameters, skeleton=skeleton, truncation=truncation).truncation
-    return replace(found, options={**found.options, "truncation": cut})
