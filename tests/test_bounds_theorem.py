@@ -239,3 +239,11 @@ def test_other_losses_have_an_estimated_slope():
     slopes = (model(x).detach() - y).norm(dim=1)  # 2 (f - y) / 2 outputs
     assert found.value["C_L"] == pytest.approx(float(slopes.max()))
     assert "an estimate" in found.note["C_L"]
+
+
+def test_images_that_are_flattened_first_are_inputs_all_the_same():
+    plain = mlp(4, 3, 3)
+    surface, x = surface_of(plain, inputs=4)
+    images = (x.reshape(-1, 1, 2, 2), torch.arange(len(x)) % 3)
+    flattened = fg.LossSurface(nn.Sequential(nn.Flatten(), *plain), "cross_entropy", images)
+    assert theorem(flattened).value.tolist() == theorem(surface).value.tolist()

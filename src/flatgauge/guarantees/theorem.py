@@ -193,7 +193,8 @@ def _sizes(surface: LossSurface) -> _Sizes | str:
 
 def _other(graph: ModelGraph, surface: LossSurface, layers: dict[str, Layer]) -> str:
     """What is in the network beside linear layers and ReLUs, "" if nothing."""
-    ops = [node for node in graph.nodes if op_name(node)]
+    # Sizes are no activations.
+    ops = [n for n in graph.nodes if op_name(n) and isinstance(n.meta.get("val"), Tensor)]
     ends = ("log_softmax", "_log_softmax") if surface.loss_name == "nll" else ()
     allowed = (*_LAYERS, *_MOVES, *_KEPT)
     turns = [node for node in ops if op_name(node) in _TURNS and node.args[0] in graph.held]
