@@ -35,9 +35,10 @@ $(VENV)/.bench: $(VENV)/.dev
 demo: $(VENV)/.run
 	$(BIN)/flatgauge demo
 
-# The test networks are tiny: two processes of one thread each beat one process of two.
+# The test networks are tiny: two processes of one thread each beat one process of two. Each takes
+# one half of the tests in their order, so that what neighbours share is computed once.
 test: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .

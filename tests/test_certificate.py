@@ -439,11 +439,9 @@ FEW = ["hessian_trace", "rho_sum", "path_norm"]
 @pytest.mark.parametrize(
     ("name", "samples", "scales", "measures"),
     [
-        ("resnet20", 8, 1088, [*FEW, "normalized_sharpness", "minimum_sharpness_nodewise"]),
-        ("resnet56", 4, 3104, FEW),
+        ("resnet20", 8, 1088, [*FEW, "normalized_sharpness"]),
         ("lenet", 32, 32 + 64 + 200, None),
         ("resnet2b", 8, 8 + 16 + 16 + 16 + 100, [*FEW, "psi_trace", "psi_epsilon_sharpness"]),
-        ("resnet4b", 16, 16 + 7 * 32 - 32 + 100, [*FEW, "basis_path_ratio"]),
         ("eran_6_100", 32, 500, "all"),
     ],
 )
