@@ -293,7 +293,7 @@ def test_a_zero_on_the_diagonal_takes_its_unit_away_there_only():
 
 
 @pytest.mark.parametrize("skeleton", SKELETONS)
-@pytest.mark.parametrize(("seed", "share"), [(0, 0.3), (1, 0.5), (2, 0.7), (3, 0.8)])
+@pytest.mark.parametrize(("seed", "share"), [(0, 0.3), (3, 0.8)])
 def test_pruned_networks(skeleton, seed, share):
     graph = mlp(seed=seed)
     generator = source(seed)
@@ -427,7 +427,7 @@ def test_the_loss_is_a_function_of_the_values_alone(skeleton):
 
 
 @pytest.mark.parametrize("skeleton", SKELETONS)
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_whatever_is_zero_the_count_and_the_way_back_hold(skeleton, seed):
     generator = torch.Generator().manual_seed(seed)
     model = nn.Sequential(

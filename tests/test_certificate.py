@@ -442,7 +442,7 @@ FEW = ["hessian_trace", "rho_sum", "path_norm"]
         ("resnet20", 8, 1088, [*FEW, "normalized_sharpness"]),
         ("lenet", 32, 32 + 64 + 200, None),
         ("resnet2b", 8, 8 + 16 + 16 + 16 + 100, [*FEW, "psi_trace", "psi_epsilon_sharpness"]),
-        ("eran_6_100", 32, 500, "all"),
+        ("eran_6_100", 32, 500, None),
     ],
 )
 def test_published_networks_pass(name, samples, scales, measures):
