@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from functools import cache
 
 import pytest
 import torch
+from path_checks import SKELETONS, assert_the_definition, compared, found, moved, source
 from path_graph import Graph
-from path_networks import FORKED, GRAPHS, STREAMS, DeepFork, mlp, stream
+from path_networks import FORKED, GRAPHS, STREAMS, DeepFork, equal_width, mlp
 from path_reference import Paths, numbers
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 
 import flatgauge as fg
-from flatgauge.path_space import BasisPaths, paths_of
+from flatgauge.path_space import BasisPaths
 
-SKELETONS = ("strongest", "diagonal")
 BOTH = [
     (name, skeleton)
     for name in GRAPHS
@@ -25,44 +26,11 @@ BOTH = [
 ]
 
 
-def source(seed: int = 0) -> Generator:
-    return Generator().manual_seed(seed)
-
-
 @cache
 def known(name: str, skeleton: str) -> tuple[Graph, BasisPaths]:
     """A graph that no test changes, with its paths."""
     graph = GRAPHS[name]()
     return graph, found(graph, skeleton)
-
-
-def found(graph: Graph, skeleton: str = "strongest") -> BasisPaths:
-    return fg.basis_paths(graph.case.model, graph.case.inputs, skeleton=skeleton)
-
-
-def assert_the_definition(graph: Graph, skeleton: str = "strongest") -> tuple[BasisPaths, Paths]:
-    paths = found(graph, skeleton)
-    return paths, compared(graph, paths, skeleton)
-
-
-def compared(graph: Graph, paths: BasisPaths, skeleton: str) -> Paths:
-    """Same coordinates, same values, same units left out."""
-    reference = Paths(graph, skeleton)
-    place = numbers(reference, paths.entries)
-    torch.testing.assert_close(paths.values, reference.values[place], rtol=1e-12, atol=0)
-    assert paths.values.isfinite().all()
-    assert len(paths) == len(paths.values) == len(paths.names) == paths.m - paths.hidden
-    assert len(paths.dropped) == len(reference.dropped)
-    assert len(paths.roots) == len(reference.kept)
-    assert paths.smallest == pytest.approx(reference.smallest, rel=1e-12)
-    sizes = sorted(abs(reference.u(unit)) for unit in reference.kept)
-    assert sorted(paths.values[paths.roots].abs().tolist()) == pytest.approx(sizes, rel=1e-12)
-    return reference
-
-
-def moved(values: Tensor, seed: int = 0) -> Tensor:
-    """Values nearby, of the same signs."""
-    return values * (1 + 0.2 * torch.rand(len(values), generator=source(seed)).double())
 
 
 def written(paths: Paths, coordinate: int) -> str:
@@ -230,220 +198,52 @@ def test_products_are_formed_in_float64(dtype):
     assert all(torch.equal(state[name], p.detach()) for name, p in model.named_parameters())
 
 
-# -- zeros, ties, dead units -------------------------------------------------------------------
+# -- the papers' own words ---------------------------------------------------------------------
 
 
-def test_equal_candidates_are_noted():
-    graph = mlp()
-    with torch.no_grad():
-        for parameter in graph.case.model.parameters():
-            parameter.copy_(parameter.sign() * 0.5)
-    paths, reference = found(graph), Paths(graph, "strongest")
-    assert len(paths) == len(reference.coordinates)
-    assert reference.tied
-    assert paths.tied
-    assert sorted(paths.values.abs().tolist()) == sorted(reference.values.abs().tolist())
-    state = paths.to_weights(paths.values)
-    for name, parameter in graph.case.model.named_parameters():
-        assert torch.equal(state[name], parameter)
-
-
-def test_a_weight_of_zero_is_a_path_of_value_zero():
-    graph = mlp()
-    paths = Paths(graph, "strongest")
-    on_skeleton = {
-        n for unit in paths.kept for n in (*paths.in_route(unit), *paths.out_route(unit))
-    }
-    off = next(n for n in paths.coordinates if n not in on_skeleton)
-    with torch.no_grad():
-        parameter = dict(graph.case.model.named_parameters())[graph.edges[off].name]
-        parameter.view(-1)[graph.edges[off].index] = 0
-    assert_the_definition(graph)
-    assert (found(graph).values == 0).sum() == 1
-    state = found(graph).to_weights(found(graph).values)
-    assert all(torch.equal(state[n], p) for n, p in graph.case.model.named_parameters())
-
-
-@pytest.mark.parametrize("side", ["in", "out", "both"])
-@pytest.mark.parametrize("skeleton", SKELETONS)
-def test_a_unit_on_no_path_is_left_out_and_named(side, skeleton):
-    graph = mlp()
-    model = graph.case.model
-    with torch.no_grad():
-        if side in ("in", "both"):
-            model[0].weight[3] = 0
-            model[0].bias[3] = 0
-        if side in ("out", "both"):
-            model[2].weight[:, 3] = 0
-    paths, reference = assert_the_definition(graph, skeleton)
-    assert "hidden 0[3]" in reference.dropped
-    assert paths.dropped
-    assert any("3" in unit for unit in paths.dropped)
-    state = paths.to_weights(moved(paths.values))
-    assert all(tensor.isfinite().all() for tensor in state.values())
-    torch.testing.assert_close(state["0.weight"][3], model[0].weight[3].detach())
-
-
-def test_a_zero_on_the_diagonal_takes_its_unit_away_there_only():
-    graph = mlp()
-    with torch.no_grad():
-        graph.case.model[2].weight[1, 1] = 0
-    assert assert_the_definition(graph, "diagonal")[0].dropped
-    assert not assert_the_definition(graph, "strongest")[0].dropped
+def test_the_way_back_is_equations_20_and_21():
+    graph = equal_width()
+    weights = [p.detach() for p in graph.case.model.parameters()]
+    paths = found(graph, "diagonal")
+    change = 0.1 * torch.randn(len(paths), generator=source()).double() * paths.values
+    moved_weights = paths.to_weights(paths.values + change)
+    width, place = len(weights[0]), 0
+    steps: list[float] = []  # δ_i / w_i of the first layer's skeleton weights
+    for layer, (weight, new) in enumerate(zip(weights, moved_weights.values(), strict=True)):
+        for row in range(width):
+            for column in range(width):
+                if layer and row == column:
+                    assert new[row, column] == weight[row, column]  # free
+                    continue
+                w, v, e = weight[row, column], paths.values[place], change[place]
+                place += 1
+                if not layer:  # (20); off the skeleton (21) says the same
+                    expected = w * (v + e) / v
+                    steps += [float(expected / w - 1)] if row == column else []
+                else:  # (21): the path comes in over the skeleton weight of its column
+                    expected = (w + e * w / v) / (1 + steps[column])
+                assert float(new[row, column]) == pytest.approx(float(expected), rel=1e-12)
+    assert place == len(paths) == 27 - 6
 
 
 @pytest.mark.parametrize("skeleton", SKELETONS)
-@pytest.mark.parametrize(("seed", "share"), [(0, 0.3), (3, 0.8)])
-def test_pruned_networks(skeleton, seed, share):
-    graph = mlp(seed=seed)
-    generator = source(seed)
-    with torch.no_grad():
-        for parameter in graph.case.model.parameters():
-            parameter.mul_(torch.rand(parameter.shape, generator=generator) > share)
-    paths, reference = assert_the_definition(graph, skeleton)
-    place = numbers(reference, paths.entries)
-    step = 0.3 * min(paths.smallest, 1.0)
-    values = paths.values + step * torch.rand(len(paths), generator=generator)
-    there = torch.empty_like(values)
-    there[place] = values  # Zeros move, too.
-    state = paths.to_weights(values)
-    for name, tensor in graph.parameters(reference.to_weights(there)).items():
-        assert tensor.isfinite().all()
-        torch.testing.assert_close(state[name], tensor, rtol=1e-11, atol=1e-13)
-
-
-def test_a_pruned_stream():
-    graph = stream()
-    with torch.no_grad():
-        graph.case.model.head.weight[:, 1] = 0
-        graph.case.model.first.weight[0] = 0
-        graph.case.model.first.bias[0] = 0
-    _, reference = assert_the_definition(graph)
-    assert len(reference.dropped) == 2
-
-
-def test_a_network_of_zeros_has_no_hidden_units_to_speak_of():
-    graph = mlp()
-    with torch.no_grad():
-        for parameter in graph.case.model[:4].parameters():
-            parameter.zero_()
-    paths, _ = assert_the_definition(graph)
-    assert paths.smallest == math.inf
-    assert len(paths.dropped) == 9
-    assert set(dict(paths.entries)) == {"4.bias"}
-
-
-def test_without_hidden_units_the_values_are_the_weights():
-    model = nn.Linear(3, 2).double()
-    paths = fg.basis_paths(model, torch.randn(4, 3, dtype=torch.float64, generator=source()))
-    assert (paths.m, paths.hidden, paths.smallest) == (8, 0, math.inf)
-    expected = torch.cat([p.detach().reshape(-1) for p in model.parameters()]).sort().values
-    assert torch.equal(paths.values.sort().values, expected)
-
-
-# -- manners -----------------------------------------------------------------------------------
-
-
-def test_the_model_is_left_as_found():
-    case = GRAPHS["conv and batch-norm"]().case
-    model = case.model.train()
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    random = torch.get_rng_state()
-    paths = fg.basis_paths(model, case.inputs)
-    paths.to_weights(moved(paths.values))
-    assert torch.equal(torch.get_rng_state(), random)
-    assert model.training
-    assert all(p.grad is None and p.requires_grad for p in model.parameters())
-    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
-
-
-def test_a_surface_reads_its_paths_once():
-    surface = mlp().case.surface()
-    paths = paths_of(surface, skeleton="diagonal")
-    assert paths_of(surface, skeleton="diagonal") is paths
-    assert paths_of(surface, skeleton="strongest") is not paths
-    with torch.no_grad():
-        surface.model[0].weight[0, 0] *= 3
-    again = paths_of(surface, skeleton="diagonal")
-    assert not torch.equal(again.values, paths.values)
-
-
-def test_parameters_on_no_path_stay_as_they_are():
-    model = mlp().case.model
-    model.register_parameter("unused", nn.Parameter(torch.ones(3, dtype=torch.float64)))
-    paths = fg.basis_paths(model, mlp().case.inputs)
-    state = paths.to_weights(moved(paths.values))
-    assert set(state) == {name for name, _ in model.named_parameters()}
-    assert torch.equal(state["unused"], model.unused.detach())
-    assert "unused" not in dict(paths.entries)
-
-
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_weights_that_are_no_numbers_are_named(value):
-    case = mlp().case
-    with torch.no_grad():
-        case.model[2].weight[0, 0] = value
-    with pytest.raises(ValueError, match=r"2\.weight"):
-        fg.basis_paths(case.model, case.inputs)
-
-
-def test_an_unknown_skeleton_lists_the_two():
-    case = mlp().case
-    with pytest.raises(ValueError, match=r"dagonal.*") as caught:
-        fg.basis_paths(case.model, case.inputs, skeleton="dagonal")
-    assert "strongest" in str(caught.value)
-    assert "diagonal" in str(caught.value)
-
-
-def test_values_of_the_wrong_length_are_refused():
-    paths = found(mlp())
-    with pytest.raises(ValueError, match=str(len(paths))):
-        paths.to_weights(paths.values[:-1])
-    with pytest.raises(ValueError, match=str(len(paths))):
-        paths.to_weights(paths.values[None])
-
-
-def test_values_that_are_not_numbers_are_refused():
-    paths = found(mlp())
-    values = paths.values.clone()
-    values[7] = math.nan
-    with pytest.raises(ValueError, match=r"(?i)nan|finite"):
-        paths.to_weights(values)
-
-
-@pytest.mark.parametrize("skeleton", SKELETONS)
-def test_the_loss_is_a_function_of_the_values_alone(skeleton):
-    """Another gauge, the same values asked for: the same outputs."""
-    case = mlp().case
-    gauge = fg.find_gauge(case.model, case.inputs)
-    other = gauge.rescale(case.model, gauge.sample(generator=source()))
-    outputs = []
-    for model in (case.model, other):
-        paths = fg.basis_paths(model, case.inputs, skeleton=skeleton)
-        outputs.append(
-            torch.func.functional_call(model, paths.to_weights(moved(paths.values)), case.inputs)
+def test_every_other_path_is_a_ratio_as_lemma_5_1_says(skeleton):
+    """L + 1 values above and L below, with L the number of hidden layers."""
+    graph = equal_width()
+    first, second, third = (p.detach() for p in graph.case.model.parameters())
+    paths = found(graph, skeleton)
+    value = {
+        (name, int(index)): float(v)
+        for (name, indices), vs in zip(
+            paths.entries, paths.values.split([len(i) for _, i in paths.entries]), strict=True
         )
-    torch.testing.assert_close(outputs[0], outputs[1], rtol=1e-10, atol=1e-12)
-
-
-@pytest.mark.parametrize("skeleton", SKELETONS)
-@pytest.mark.parametrize("seed", range(2))
-def test_whatever_is_zero_the_count_and_the_way_back_hold(skeleton, seed):
-    generator = torch.Generator().manual_seed(seed)
-    model = nn.Sequential(
-        *(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU()),
-        nn.Linear(4, 3),
-    ).double()
-    with torch.no_grad():
-        for p in model.parameters():
-            drawn = torch.randn(p.shape, generator=generator, dtype=torch.float64)
-            p.copy_(drawn * (torch.rand(p.shape, generator=generator) < 0.45))
-    paths = fg.basis_paths(model, torch.zeros(2, 4).double(), skeleton=skeleton)
-    assert len(paths) == paths.m - paths.hidden
-    assert paths.hidden + len(paths.dropped) == 13
-    assert len(paths.free) == len(paths.roots) == paths.hidden
-    assert not paths.hidden or paths.smallest > 0
-    weights = paths.to_weights(moved(paths.values))
-    assert all(bool(w.isfinite().all()) for w in weights.values())
-    again = paths.to_weights(paths.values)
-    assert all(torch.equal(again[n], p.detach()) for n, p in model.named_parameters())
+        for index, v in zip(indices, vs, strict=True)
+    }
+    root = paths.values[paths.roots].tolist()  # in the order of the units, layer by layer
+    for i, j, k, o in itertools.product(range(3), repeat=4):
+        above = [value["0.weight", 3 * j + i]]
+        above.append(value.get(("2.weight", 3 * k + j), root[j]))  # a free weight: its root's
+        above.append(value.get(("4.weight", 3 * o + k), root[3 + k]))
+        expected = math.prod(above) / (root[j] * root[3 + k])
+        product = float(first[j, i] * second[k, j] * third[o, k])
+        assert product == pytest.approx(expected, rel=1e-10)

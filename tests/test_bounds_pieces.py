@@ -17,8 +17,8 @@ from flatgauge.curvature.blocks import block_curvature
 from flatgauge.curvature.surrogate import under_surrogate
 from flatgauge.guarantees.scales import noise_of, on_grid
 from flatgauge.guarantees.told import told_outright
-from flatgauge.guarantees.truncated import TruncatedNormal
 from flatgauge.measures.normalized_sharpness import scaled
+from flatgauge.truncated import TruncatedNormal
 
 
 def seeded(seed=0):

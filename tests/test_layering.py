@@ -15,6 +15,7 @@ ROOT = Path(flatgauge.__file__).parent
 #: From the ground up; a module may import only from lines above its own, or from its own unit.
 LAYERS = [
     ["arguments", "nested", "precision", "layout", "isolation", "memory", "products", "nodes"],
+    ["truncated"],
     ["graph", "osborne"],
     ["output_curvature", "layers", "matrix_scaling", "meetings", "path_sums"],
     ["loss"],

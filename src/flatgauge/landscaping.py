@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
-from flatgauge.geometry import Chart, PathValues, chart
+from flatgauge.geometry import chart
 from flatgauge.surface import LossSurface
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class Landscape:
         space: Where the directions were drawn.
         ticks: Where along every direction the loss was computed (points,).
         loss: The loss, one axis per direction; infinite where there is none.
-        beyond: Where a pole lies between the point and the loss's own (basis paths only): the
+        beyond: Where a pole of the loss lies on the way from the centre (basis paths only): the
             loss there belongs to a network with another sign on some path.
         directions: The directions (dims, coordinates).
         options: The settings that it depends on.
@@ -127,7 +127,8 @@ def landscape(
     loss, beyond = np.zeros((points,) * dims), np.zeros((points,) * dims, bool)
     for index in itertools.product(range(points), repeat=dims):
         steps = torch.tensor(ticks[list(index)], dtype=directions.dtype)
-        loss[index], beyond[index] = _at(where, steps.to(directions) @ directions)
+        u = steps.to(directions) @ directions
+        loss[index], beyond[index] = where.anywhere(u), not where.reaches(u)
     notes = list(where.notes)
     if beyond.any():
         notes.append(
@@ -136,10 +137,3 @@ def landscape(
         )
     options = {"dims": dims, "extent": extent, "sigma": sigma, "seed": seed, **where.settings}
     return Landscape(space, ticks, loss, beyond, directions, options, tuple(notes))
-
-
-def _at(where: Chart, u: Tensor) -> tuple[float, bool]:
-    """The loss at a displacement, and whether a pole lies between."""
-    if not isinstance(where, PathValues):
-        return where.value(u), False
-    return where.anywhere(u), not where.reaches(u)

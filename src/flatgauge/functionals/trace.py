@@ -42,7 +42,8 @@ def trace(
         generator: Source of randomness, required where not everything is exact.
 
     Returns:
-        The estimate with its standard error.
+        The estimate with its standard error; in `details`, the part that vanishes with the
+        gradient, where weights are no linear functions of the coordinates.
 
     Raises:
         ValueError: If an option is out of range, or a generator is needed and missing.
@@ -53,8 +54,10 @@ def trace(
     if method == "sweep":
         swept = chart.swept(all_columns=all_columns, generator=generator)
     known, notes = swept.known, (*chart.notes, *swept.notes)
+    first = chart.first_order()
+    details = {} if first is None else {"first order": first}
     if swept.rest is None:
-        return replace(known, layers={}, notes=notes)
+        return replace(known, layers={}, notes=notes, details=details)
     estimate = estimated_trace(
         swept.rest,
         probes=probes,
@@ -69,4 +72,5 @@ def trace(
         stderr=math.hypot(estimate.stderr, known.stderr),
         exact=estimate.exact and known.exact,
         notes=(*notes, *estimate.notes),
+        details={**estimate.details, **details},
     )

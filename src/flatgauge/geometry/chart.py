@@ -108,6 +108,14 @@ class Chart(ABC):
     def value_and_gradient(self, u: Tensor) -> tuple[float, Tensor]:
         """The loss at a displacement, and its gradient by the coordinates."""
 
+    def anywhere(self, u: Tensor) -> float:
+        """The loss at a displacement, also beyond a pole."""
+        return self.value(u)
+
+    def reaches(self, u: Tensor) -> bool:
+        """Whether no pole of the loss lies between the point and a displacement."""
+        return True
+
     @abstractmethod
     def curvature(self) -> Operator:
         """The second derivatives by the coordinates, at the point."""
@@ -115,6 +123,10 @@ class Chart(ABC):
     @abstractmethod
     def swept(self, *, all_columns: bool, generator: Generator | None) -> Swept:
         """The part of the curvature's trace that one sweep gives exactly."""
+
+    def first_order(self) -> float | None:
+        """The part of the trace that vanishes with the gradient, unless weights are linear in u."""
+        return None
 
     def direction(self, generator: Generator) -> Tensor:
         """A random direction among the coordinates that take part."""

@@ -10,12 +10,14 @@ import torch
 from torch import Generator, Tensor
 
 from flatgauge.curvature.operator import Operator
+from flatgauge.curvature.restricted import Restricted
 from flatgauge.estimators import Estimate
 from flatgauge.geometry.chart import Chart, Swept
 from flatgauge.graph import UnsupportedGraphError
 from flatgauge.path_space import paths_of
 from flatgauge.path_space.second_derivatives import second_derivatives
 from flatgauge.surface import LossSurface
+from flatgauge.truncated import TruncatedNormal
 
 #: The default radius and the bound on every component of noise, in units of the smallest |u_b|.
 _SHARE = 0.5
@@ -52,6 +54,8 @@ class PathValues(Chart):
         truncation: float | None = None,
     ) -> None:
         super().__init__(surface, parameters)
+        if not isinstance(relative, bool):
+            raise ValueError(f"`relative={relative!r}` must be True or False.")
         self.relative = relative
         self.paths = paths_of(surface, skeleton)
         frozen = [name for name, _ in self.paths.entries if name not in surface.names]
@@ -137,10 +141,7 @@ class PathValues(Chart):
 
     def back(self, vector: Tensor) -> Tensor:
         """A gradient by the surface's parameters as one by the paths' weights."""
-        parts = self.surface.split(vector)
-        return torch.cat(
-            [parts[name].reshape(-1).double().cpu() for name in self.paths.edges.names]
-        )
+        return self.paths.map.joined(self.surface.split(vector))
 
     def value(self, u: Tensor) -> float:
         """The loss at a displacement; infinite beyond a pole."""
@@ -172,40 +173,36 @@ class PathValues(Chart):
 
     def swept(self, *, all_columns: bool, generator: Generator | None) -> Swept:
         """The sum over the coordinates whose second derivative one sweep gives."""
-        notes: tuple[str, ...] = ()
         try:
             found = second_derivatives(
                 self.surface, self.paths, all_columns=all_columns, generator=generator
             )
         except UnsupportedGraphError as error:
-            return Swept(
-                Estimate(0.0, exact=True),
-                self.curvature(),
-                (f"not swept, but estimated: {error}",),
-            )
-        notes = found.notes
+            why = f"not swept, but estimated: {error}"
+            return Swept(Estimate(0.0, exact=True), self.curvature(), (why,))
         values = found.values
         if self.relative:
             v = self.paths.values
             values = v.square() * values + v * found.gradient
         known = found.known & self.mask
         rest = torch.nonzero(~found.known & self.mask)[:, 0]
-        estimate = Estimate(float(values[known].sum()), exact=True)
-        return Swept(estimate, Restricted(self.curvature(), rest) if len(rest) else None, notes)
+        return Swept(
+            Estimate(float(values[known].sum()), exact=True),
+            Restricted(self.curvature(), rest) if len(rest) else None,
+            found.notes,
+        )
 
     def first_order(self) -> float:
-        """The part of the trace that the gradient gives: zero where it is."""
-        with torch.enable_grad():
-            gradient = self.back(self.surface.gradient())
-            gradient = self.paths.map.uncoupled(gradient)[self.paths.map.places]
-            amounts = self.paths.map.amounts * gradient  # w_e g_e
-            rooted = self.paths.map.roots < len(self.paths)
-            roots = self.paths.map.roots[rooted]
-            moving = self.mask[roots]
-            if self.relative:  # By its own logarithm, and by that of the root it is divided by.
-                return float(amounts[self.mask].sum() + amounts[rooted][moving].sum())
-            shares = 2 * amounts[rooted] / self.paths.values[roots].square()
-            return float(shares[moving].sum())
+        """The part of the trace that vanishes with the gradient."""
+        mapping = self.paths.map
+        slopes = mapping.uncoupled(self.back(self.surface.gradient()))[mapping.places]
+        shares = mapping.amounts * slopes  # w_e g_e
+        rooted = mapping.roots < len(self.paths)
+        roots = mapping.roots[rooted]
+        moving = self.mask[roots]
+        if self.relative:  # By its own logarithm, and by that of the root it is divided by.
+            return float(shares[self.mask].sum() + shares[rooted][moving].sum())
+        return float((2 * shares[rooted] / self.paths.values[roots].square())[moving].sum())
 
     def direction(self, generator: Generator) -> Tensor:
         """A random direction among the coordinates that take part."""
@@ -214,11 +211,9 @@ class PathValues(Chart):
 
     def noise(self, sigma: float, generator: Generator) -> Tensor:
         """Normal noise; every component cut off at the truncation, so that no pole is met."""
-        if self.relative or not math.isfinite(self.truncation):
+        if self.relative:
             return super().noise(sigma, generator)
-        uniform = torch.rand(len(self.paths), generator=generator, dtype=torch.float64)
-        edge = math.erf(self.truncation / (sigma * math.sqrt(2)))
-        return sigma * math.sqrt(2) * torch.erfinv((2 * uniform - 1) * edge) * self.mask
+        return TruncatedNormal(sigma, self.truncation).draw(len(self.paths), generator) * self.mask
 
     def _bound(self, truncation: float | None) -> float:
         """The largest size of a component of noise."""
@@ -272,22 +267,3 @@ class PathCurvature(Operator):
             return torch.zeros_like(column)
         (found,) = torch.autograd.grad(slopes, u, column, retain_graph=True, allow_unused=True)
         return torch.zeros_like(column) if found is None else found
-
-
-class Restricted(Operator):
-    """Some rows and columns of an operator.
-
-    Args:
-        operator: The operator.
-        chosen: Which.
-    """
-
-    def __init__(self, operator: Operator, chosen: Tensor) -> None:
-        super().__init__(len(chosen), operator.dtype, operator.device)
-        self._operator, self._chosen = operator, chosen
-
-    def __matmul__(self, vectors: Tensor) -> Tensor:
-        columns = vectors.reshape(self.shape[0], -1)
-        whole = columns.new_zeros(self._operator.shape[0], columns.shape[1])
-        whole[self._chosen] = columns
-        return (self._operator @ whole)[self._chosen].reshape(vectors.shape)

@@ -20,7 +20,7 @@ from flatgauge.guarantees.terms import NotCoveredError, Term, table
 from flatgauge.guarantees.theorem import theorem_bound
 from flatgauge.guarantees.told import FROZEN
 from flatgauge.guarantees.zero_one import NORMALIZED, ZeroOne
-from flatgauge.path_space.skeletons import SKELETONS
+from flatgauge.path_space.finding import check_skeleton
 from flatgauge.surface import LossSurface
 
 if TYPE_CHECKING:
@@ -179,6 +179,4 @@ def _check_choices(*, frozen: str, surrogate: str | None, skeleton: str) -> None
             f"`surrogate={surrogate!r}` is unknown; use {known}, or None for the surface's own "
             "loss."
         )
-    if skeleton not in SKELETONS:
-        known = " or ".join(map(repr, SKELETONS))
-        raise ValueError(f"`skeleton={skeleton!r}` is unknown; use {known}.")
+    check_skeleton(skeleton)

@@ -13,8 +13,8 @@ from flatgauge.guarantees.scales import on_grid
 from flatgauge.guarantees.setting import ASSUMED, Networks, Setting
 from flatgauge.guarantees.terms import NotCoveredError, Term, total, verdict
 from flatgauge.guarantees.told import told_outright
-from flatgauge.guarantees.truncated import TruncatedNormal
 from flatgauge.path_space import BasisPaths, paths_of
+from flatgauge.truncated import TruncatedNormal
 
 #: Bits that name the prior's standard deviation: a power of two from 2^-128 up to 2^127.
 _BITS = 8

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from torch import Generator
 
 from flatgauge.estimators import Estimate
-from flatgauge.geometry import PathValues
 from flatgauge.grid import cell
 from flatgauge.measures.registry import measure
 from flatgauge.surface import LossSurface
@@ -180,7 +177,7 @@ def psi_trace(
         >>> psi_trace(two_weights(2.0, 3.0)).value  # L = v²
         2.0
     """
-    found = cell(
+    return cell(
         surface,
         geometry=_GEOMETRY,
         functional="trace",
@@ -195,8 +192,6 @@ def psi_trace(
         caller="psi_trace",
         generator=generator,
     )
-    first = PathValues(surface, parameters, skeleton=skeleton, relative=relative).first_order()
-    return replace(found, details={**found.details, "first order": first})
 
 
 @measure(

@@ -15,7 +15,7 @@ from flatgauge.path_space.folding import Folded
 from flatgauge.path_space.mapping import PathMap
 from flatgauge.path_space.naming import Names
 from flatgauge.path_space.routes import routes_of
-from flatgauge.path_space.skeletons import Skeleton
+from flatgauge.path_space.skeletons import ChosenEdges
 from flatgauge.symmetry.pattern import NOTHING, Integers
 from flatgauge.symmetry.skeleton import Edge
 
@@ -50,7 +50,7 @@ class BasisPaths:
         self,
         edges: Edges,
         folded: Folded,
-        chosen: Skeleton,
+        chosen: ChosenEdges,
         parameters: Mapping[str, Tensor],
         units: Sequence[str],
         skeleton: str,

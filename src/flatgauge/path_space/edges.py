@@ -31,6 +31,7 @@ class Edges:
         tails: The unit that it leaves.
         weights: The weights, with batch-norms folded, in double precision.
         absorbed: Which of them are biases that a batch-norm's own stands for.
+        folded: The parameters of folded batch-norms.
     """
 
     names: tuple[str, ...]
@@ -40,6 +41,7 @@ class Edges:
     tails: Integers
     weights: Floats
     absorbed: NDArray[np.bool_]
+    folded: frozenset[str]
 
     def place(self, edge: Edge) -> int:
         """Where in the row an edge is."""
@@ -106,4 +108,5 @@ def edges_of(gauge: GaugeGroup, state: Mapping[str, Tensor], folded: Folded) -> 
         np.concatenate([np.zeros(0, np.int64), *tails]),
         np.concatenate([np.zeros(0), *weights]),
         np.concatenate([np.zeros(0, bool), *absorbed]),
+        frozenset(name for one in folded.couplings for name in (one.weight, one.bias)),
     )

@@ -56,7 +56,7 @@ def basis_paths(
         tensor([[2., 4.],
                 [6., 8.]], dtype=torch.float64)
     """
-    _check(skeleton)
+    check_skeleton(skeleton)
     return _paths(unwrapped(model), find_gauge(model, example_inputs), skeleton)
 
 
@@ -75,7 +75,7 @@ def paths_of(surface: LossSurface, skeleton: str = "strongest") -> BasisPaths:
         UnsupportedGraphError: If the model cannot be exported, or a weight is no edge from unit to
             unit.
     """
-    _check(skeleton)
+    check_skeleton(skeleton)
     return surface.recall(
         ("basis paths", skeleton), lambda: _paths(surface.model, gauge_of(surface), skeleton)
     )
@@ -100,7 +100,15 @@ def _paths(model: nn.Module, gauge: GaugeGroup, skeleton: str) -> BasisPaths:
     return BasisPaths(edges, folded, chosen, parameters, units, skeleton)
 
 
-def _check(skeleton: str) -> None:
+def check_skeleton(skeleton: str) -> None:
+    """Refuse a skeleton that does not exist.
+
+    Args:
+        skeleton: Its name.
+
+    Raises:
+        ValueError: If there is none of that name.
+    """
     if not isinstance(skeleton, str) or skeleton not in SKELETONS:
         known = " or ".join(repr(name) for name in SKELETONS)
         raise ValueError(f"`skeleton={skeleton!r}` is unknown; use {known}.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -59,37 +60,28 @@ def fold(
         buffers: Its buffers, by name.
 
     Returns:
-        The folded weights. A batch-norm whose parameters another one reads, too, is left as it is.
+        The folded weights. A batch-norm whose parameters another one reads, too, or that has no
+        scale and shift, is left as it is.
     """
     values = {name: _double(value) for name, value in parameters.items()}
     couplings, absorbed = [], set()
     for norm in _single(gauge.inference.norms):
         spread = np.sqrt(_double(buffers[norm.variance]) + norm.epsilon)
         shift = _double(buffers[norm.mean])
-        if norm.before is not None and norm.bias is not None:
+        if norm.before is not None:
             shift = shift - _double(parameters[norm.before])
             absorbed.add(norm.before)
-        scale = 1 / spread
-        if norm.weight is not None:
-            scale = values[norm.weight] = _double(parameters[norm.weight]) / spread
-        if norm.bias is not None:
-            values[norm.bias] = values[norm.bias] - scale * shift
-            if norm.weight is not None:
-                couplings.append(Coupling(norm.weight, norm.bias, shift / spread, spread))
+        values[norm.weight] = _double(parameters[norm.weight]) / spread
+        values[norm.bias] = _double(parameters[norm.bias]) - values[norm.weight] * shift
+        couplings.append(Coupling(norm.weight, norm.bias, shift / spread, spread))
     return Folded(values, tuple(couplings), frozenset(absorbed))
 
 
 def _single(norms: tuple[StoredNorm, ...]) -> list[StoredNorm]:
     """The norms whose parameters are their own."""
-    seen: dict[str, int] = {}
-    for norm in norms:
-        for name in {norm.weight, norm.bias, norm.before} - {None}:
-            seen[str(name)] = seen.get(str(name), 0) + 1
-    return [
-        norm
-        for norm in norms
-        if all(seen.get(str(name), 1) == 1 for name in (norm.weight, norm.bias, norm.before))
-    ]
+    parts = {norm: {norm.weight, norm.bias, norm.before} - {None} for norm in norms}
+    seen = Counter(name for names in parts.values() for name in names)
+    return [norm for norm, names in parts.items() if all(seen[name] == 1 for name in names)]
 
 
 def _double(tensor: Tensor) -> Floats:

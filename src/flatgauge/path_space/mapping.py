@@ -47,8 +47,7 @@ class PathMap:
             for name, value in parameters.items()
             if name not in edges.starts
         }
-        rows = [parameters[name].detach().double().cpu().reshape(-1) for name in edges.names]
-        self.base = torch.cat([torch.zeros(0, dtype=torch.float64), *rows])
+        self.base = self.joined(parameters)
         self.places, self.values = torch.from_numpy(places), torch.from_numpy(values)
         # Coordinates beside an input or a constant have no root: theirs is the one behind the end.
         self.roots = torch.from_numpy(np.where(roots == NOTHING, len(places), roots))
@@ -63,9 +62,9 @@ class PathMap:
             biases.append(bias)
             couplings.append(one.slope)
         self._shifted = torch.from_numpy(shifted[places])
-        self.folded = torch.from_numpy(edges.weights[places])
         # What is multiplied: the weight itself, or the folded bias, which moves the real one.
-        self.amounts = torch.where(self._shifted, self.folded, self.base[self.places])
+        folded_weights = torch.from_numpy(edges.weights[places])
+        self.amounts = torch.where(self._shifted, folded_weights, self.base[self.places])
         self.slopes = torch.from_numpy(slopes * stretch[places])
         coordinate = np.zeros(edges.weights.size, bool)
         coordinate[places] = True
@@ -147,6 +146,11 @@ class PathMap:
     def follows(self) -> Tensor:
         """Which coordinates move a bias along with their weight."""
         return torch.isin(self.places, self._weights)
+
+    def joined(self, parts: Mapping[str, Tensor]) -> Tensor:
+        """What belongs to parameters, by name, as one row: in double precision on the CPU."""
+        rows = [parts[name].detach().double().cpu().reshape(-1) for name in self._edges.names]
+        return torch.cat([torch.zeros(0, dtype=torch.float64), *rows])
 
     def split(self, row: Tensor) -> dict[str, Tensor]:
         """A row as parameters, by name; those that nothing reads are as they were."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import overload
 
 from flatgauge.path_space.edges import Edges
-from flatgauge.path_space.skeletons import Skeleton
+from flatgauge.path_space.skeletons import ChosenEdges
 from flatgauge.symmetry.pattern import NOTHING, Integers
 
 
@@ -19,7 +19,7 @@ class Names(Sequence[str]):
         places: Which of the weights have a basis path.
     """
 
-    def __init__(self, edges: Edges, skeleton: Skeleton, places: Integers) -> None:
+    def __init__(self, edges: Edges, skeleton: ChosenEdges, places: Integers) -> None:
         self._edges, self._skeleton, self._places = edges, skeleton, places
 
     def __len__(self) -> int:

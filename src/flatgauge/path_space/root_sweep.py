@@ -23,7 +23,11 @@ from flatgauge.curvature.sweep import Sweeper
 from flatgauge.path_space.basis import BasisPaths
 from flatgauge.path_space.places import Place, places_of
 from flatgauge.path_space.runs import Runs
+from flatgauge.path_space.single_edges import SingleEdges
 from flatgauge.precision import wide
+
+#: Picks some of the edges of a place.
+Chosen = Callable[[Place], list[SingleEdges]]
 
 
 def root_derivatives(sweeper: Sweeper, paths: BasisPaths, runs: Runs, gradient: Tensor) -> Tensor:
@@ -170,49 +174,45 @@ class _Cut:
         Returns:
             The sums of weight times gradient, one per run.
         """
-        ends = [place.node for place in self._places]
         # From the heads of free edges back to where what they read was written.
-        back = self._passed(slopes, ends, "free")
-        others = {node: slopes[node] - back[node] for node in ends}
-        sums = self._products(others, "roots", runs) * torch.from_numpy(runs.active)
+        back = self._passed(slopes, lambda place: place.free)
+        others = {node: slopes[node] - back[node] for node in slopes}
+        sums = self._products(others, lambda place: place.roots, runs)
+        sums *= torch.from_numpy(runs.active)
         if runs.paired.any():
             # The second unit's tangent is what the first one's tangent sends it, less what the
             # weights between them lose.
-            again = self._passed(others, ends, "links")
-            sums += self._products(again, "roots", runs) * torch.from_numpy(runs.paired)
-            sums -= self._products(others, "losses", runs)
+            again = self._passed(others, lambda place: place.links)
+            sent = self._products(again, lambda place: place.roots, runs)
+            sums += sent * torch.from_numpy(runs.paired)
+            sums -= self._products(others, lambda place: place.losses, runs)
         return sums
 
-    def _passed(
-        self, slopes: Mapping[fx.Node, Tensor], ends: list[fx.Node], kind: str
-    ) -> dict[fx.Node, Tensor]:
+    def _passed(self, slopes: Mapping[fx.Node, Tensor], chosen: Chosen) -> dict[fx.Node, Tensor]:
         """Pass cotangents back over some edges, and on to what the last layers gave."""
         total = torch.zeros((), dtype=torch.float64)
         for place in self._places:
-            for edges in getattr(place, kind):
-                if place.node in slopes:
-                    inputs, output = self._inputs[place.node], slopes[place.node]
-                    found = edges.contributions(inputs, output)
-                    total = total + edges.products(found, output).sum().cpu()
-        zeros = {node: torch.zeros_like(self._outputs[node]) for node in ends}
+            for edges in chosen(place):
+                found = edges.contributions(self._inputs[place.node], slopes[place.node])
+                total = total + edges.products(found, slopes[place.node]).sum().cpu()
+        zeros = {node: torch.zeros_like(output) for node, output in self._outputs.items()}
         if not total.requires_grad:
             return zeros
-        outputs = [self._outputs[node] for node in ends]
-        passed = torch.autograd.grad(total, outputs, retain_graph=True, allow_unused=True)
-        pairs = zip(ends, passed, strict=True)
+        passed = torch.autograd.grad(
+            total, list(self._outputs.values()), retain_graph=True, allow_unused=True
+        )
+        pairs = zip(self._outputs, passed, strict=True)
         return zeros | {node: one for node, one in pairs if one is not None}
 
-    def _products(self, slopes: Mapping[fx.Node, Tensor], kind: str, runs: Runs) -> Tensor:
+    def _products(self, slopes: Mapping[fx.Node, Tensor], chosen: Chosen, runs: Runs) -> Tensor:
         """What some edges contribute, times what is passed back to where they enter, by run."""
         sums = torch.zeros(len(runs.roots), dtype=torch.float64)
         for place in self._places:
-            for edges in getattr(place, kind):
-                if place.node in slopes:
-                    output = slopes[place.node]
-                    with torch.no_grad():
-                        found = edges.contributions(self._inputs[place.node], output)
-                        each = edges.products(found, output).cpu()
-                    sums.index_add_(0, edges.targets.cpu(), each)
+            for edges in chosen(place):
+                with torch.no_grad():
+                    found = edges.contributions(self._inputs[place.node], slopes[place.node])
+                    each = edges.products(found, slopes[place.node]).cpu()
+                sums.index_add_(0, edges.targets.cpu(), each)
         return sums
 
     def _handler(self, place: Place) -> Any:

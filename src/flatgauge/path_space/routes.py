@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flatgauge.path_space.edges import Edges
-from flatgauge.path_space.skeletons import Skeleton
+from flatgauge.path_space.skeletons import ChosenEdges
 from flatgauge.symmetry.pattern import NOTHING, Floats, Integers
 
 
@@ -26,7 +26,7 @@ class Routes:
     inward: Floats
     kept: NDArray[np.bool_]
 
-    def roots(self, edges: Edges, skeleton: Skeleton, coordinate: Integers) -> Integers:
+    def roots(self, edges: Edges, skeleton: ChosenEdges, coordinate: Integers) -> Integers:
         """For every unit, the coordinate of the last edge on its route in that is not free.
 
         Args:
@@ -46,7 +46,7 @@ class Routes:
         return found
 
 
-def routes_of(edges: Edges, skeleton: Skeleton) -> Routes:
+def routes_of(edges: Edges, skeleton: ChosenEdges) -> Routes:
     """Follow all routes of a skeleton.
 
     Args:

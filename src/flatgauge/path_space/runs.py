@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,35 +70,44 @@ def runs_of(paths: BasisPaths, plan: Plan) -> Runs:
     into = _into_norms(paths, plan)
     through = (leaving == 0) & into
     # What follows a batch-norm hears of the unit before it, and must be in the same run.
-    follows = paths.root_of[edges.heads[paths.chosen.leaving]]
-    bad |= into & ~through & (follows != paths.root_of[:-1])
+    next_root = paths.root_of[edges.heads[paths.chosen.leaving]]
+    bad |= into & ~through & (next_root != paths.root_of[:-1])
     ways = Ways(paths, plan, through)
     follower, read = _followers(paths, through), _read(paths, plan)
     eligible: list[int] = []
     sizes: list[int] = []
-    links, owners = [nothing], [nothing]
-    order = np.argsort(paths.root_of[:-1], kind="stable")
-    shared = paths.root_of[:-1][order]
-    starts = np.searchsorted(shared, np.unique(shared[shared != NOTHING]), side="left")
-    for units in np.split(order, starts)[1:]:
-        root = int(paths.root_of[units[0]])
+    target, second = (np.full(count + 1, NOTHING) for _ in range(2))
+    for root, units in _sharing(paths):
         active = _in_order(paths, follower, units[~through[units]])
         near = len(active) == 2 and not ways.around(*active)
         alone = not any(ways.back(unit) for unit in units.tolist())
         if (len(active) <= 1 or near) and alone and read[root] and not bad[units].any():
+            target[units] = len(eligible)
             if near:
-                leads = follower[edges.heads] == active[1]
-                links.append(np.flatnonzero((edges.tails == active[0]) & leads))
-                owners.append(np.full(len(links[-1]), len(eligible)))
+                second[active[0]] = active[1]
             eligible.append(root)
             sizes.append(len(active))
-    target = np.full(count + 1, NOTHING)
-    numbers = {root: number for number, root in enumerate(eligible)}
-    for unit, root in enumerate(paths.root_of[:-1].tolist()):
-        target[unit] = numbers.get(root, NOTHING)
+    follows = second[edges.tails]
+    links = np.flatnonzero((follows != NOTHING) & (follows == follower[edges.heads]))
     lengths = np.array(sizes, np.int64)
-    between = np.concatenate(links), np.concatenate(owners)
-    return Runs(np.array(eligible, np.int64), lengths > 0, lengths == 2, between, target)
+    return Runs(
+        np.array(eligible, np.int64),
+        lengths > 0,
+        lengths == 2,
+        (links, target[edges.tails[links]]),
+        target,
+    )
+
+
+def _sharing(paths: BasisPaths) -> Iterator[tuple[int, Integers]]:
+    """The roots, each with the units that share it."""
+    roots = paths.root_of[:-1]
+    order = np.argsort(roots, kind="stable")
+    order = order[roots[order] != NOTHING]
+    found, starts = np.unique(roots[order], return_index=True)
+    ends = pairwise([*starts, len(order)])
+    for root, (start, stop) in zip(found.tolist(), ends, strict=True):
+        yield root, order[start:stop]
 
 
 def _unread(paths: BasisPaths, plan: Plan, coordinates: Mask) -> Mask:
@@ -110,9 +121,9 @@ def _unread(paths: BasisPaths, plan: Plan, coordinates: Mask) -> Mask:
             continue
         if name in plan.exact and site is None:
             continue  # The output does not depend on it.
-        scale = site is not None and site.role == "norm"
         # A batch-norm passes on what reaches it, as long as its weights stay as they are.
-        wrong = coordinates[span] if scale else np.ones(span.stop - span.start, bool)
+        passes = site is not None and name in edges.folded
+        wrong = coordinates[span] if passes else np.ones(span.stop - span.start, bool)
         bad[edges.tails[span][wrong]] = True
     bad[NOTHING] = False
     return bad[:-1]
@@ -122,8 +133,7 @@ def _into_norms(paths: BasisPaths, plan: Plan) -> Mask:
     """The units whose free edge is the weight of a batch-norm."""
     edges, found = paths.edges, np.zeros(paths.edges.weights.size, bool)
     for name in edges.names:
-        site = plan.sites.get(name)
-        if site is not None and site.role == "norm":
+        if name in edges.folded and name in plan.sites:
             found[edges.span(name)] = True
     leaving = paths.chosen.leaving
     into: Mask = found[leaving] & (leaving != NOTHING)
@@ -135,7 +145,11 @@ def _read(paths: BasisPaths, plan: Plan) -> Mask:
     found = np.zeros(paths.edges.weights.size, bool)
     for name in paths.edges.names:
         site = plan.sites.get(name)
-        found[paths.edges.span(name)] = site is not None and _in_front(plan, site.node)
+        found[paths.edges.span(name)] = (
+            site is not None
+            and (site.role != "norm" or name in paths.edges.folded)
+            and _in_front(plan, site.node)
+        )
     follows: Mask = paths.map.follows.numpy()
     return found[paths.places] & ~follows
 

@@ -70,10 +70,8 @@ def _found(
 ) -> SecondDerivatives:
     sweeper = sweeper_of(surface)
     mapping = paths.map
-    parts = surface.split(surface.gradient())
-    whole = torch.cat([parts[name].double().cpu().reshape(-1) for name in paths.edges.names])
-    slopes = mapping.uncoupled(whole)
-    gradient = mapping.pulled(slopes)
+    whole = mapping.joined(surface.split(surface.gradient()))
+    gradient = mapping.pulled(mapping.uncoupled(whole))
     values, known = torch.zeros_like(gradient), torch.zeros(len(paths), dtype=torch.bool)
     outputs = sweeper.plan.outputs_per_sample()
     if outputs > MOST_COLUMNS + 1 and not all_columns:

@@ -17,7 +17,7 @@ from flatgauge.symmetry.pattern import NOTHING, Integers, pattern_of
 
 
 @dataclass(frozen=True)
-class Skeleton:
+class ChosenEdges:
     """The edges that routes are made of, as places among all edges; `NOTHING` where there is none.
 
     Attributes:
@@ -37,7 +37,7 @@ class Skeleton:
     choices: Integers
 
 
-def strongest(gauge: GaugeGroup, edges: Edges) -> Skeleton:
+def strongest(gauge: GaugeGroup, edges: Edges) -> ChosenEdges:
     """The edges of largest paths: no rescaling and no order of the units changes the choice.
 
     Args:
@@ -57,10 +57,16 @@ def strongest(gauge: GaugeGroup, edges: Edges) -> Skeleton:
     def places(chosen: list[symmetric.Edge | None]) -> Integers:
         return np.array([NOTHING if e is None else edges.place(e) for e in chosen], dtype=np.int64)
 
-    return _ordered(gauge, edges, places(found.leaving), places(found.entering), found.ties)
+    return _ordered(
+        edges,
+        _turns(gauge, edges),
+        places(found.leaving),
+        places(found.entering),
+        found.ties,
+    )
 
 
-def diagonal(gauge: GaugeGroup, edges: Edges) -> Skeleton:
+def diagonal(gauge: GaugeGroup, edges: Edges) -> ChosenEdges:
     """The paper's: unit i to unit i, counting around where widths differ; the middle of a kernel.
 
     Among several tensors that read a unit (or write it), the first that leads on is taken; a bias
@@ -92,26 +98,29 @@ def diagonal(gauge: GaugeGroup, edges: Edges) -> Skeleton:
         for unit, place in _middles(heads, columns, allowed=turns.leads_in(heads, time)):
             if entering[unit] == NOTHING:
                 entering[unit] = start + place
-    return _ordered(gauge, edges, leaving, entering, ())
+    return _ordered(edges, turns, leaving, entering, ())
 
 
 #: How skeletons are chosen, by name.
-SKELETONS: dict[str, Callable[[GaugeGroup, Edges], Skeleton]] = {
+SKELETONS: dict[str, Callable[[GaugeGroup, Edges], ChosenEdges]] = {
     "strongest": strongest,
     "diagonal": diagonal,
 }
 
 
 def _ordered(
-    gauge: GaugeGroup, edges: Edges, leaving: Integers, entering: Integers, ties: tuple[int, ...]
-) -> Skeleton:
+    edges: Edges,
+    turns: symmetric.Turns,
+    leaving: Integers,
+    entering: Integers,
+    ties: tuple[int, ...],
+) -> ChosenEdges:
     """A skeleton, with the orders in which its routes are followed."""
-    turns = _turns(gauge, edges)
     counted = [
-        np.bincount(ends[(ends != NOTHING) & ~edges.absorbed], minlength=gauge.dim)
+        np.bincount(ends[(ends != NOTHING) & ~edges.absorbed], minlength=len(leaving))
         for ends in (edges.tails, edges.heads)
     ]
-    return Skeleton(
+    return ChosenEdges(
         leaving,
         entering,
         np.argsort(-turns.entered, kind="stable"),

@@ -34,7 +34,7 @@ class StoredNorm:
     """A batch-norm with stored statistics: y = γ (x - mean) / √(variance + ε) + β.
 
     Attributes:
-        weight: The parameter γ, None if it has none.
+        weight: The parameter γ.
         bias: The parameter β.
         mean: The stored mean.
         variance: The stored variance.
@@ -42,8 +42,8 @@ class StoredNorm:
         before: The parameter that the op before adds to x, where nothing but this norm reads x.
     """
 
-    weight: str | None
-    bias: str | None
+    weight: str
+    bias: str
     mean: str
     variance: str
     epsilon: float
@@ -62,7 +62,7 @@ class Inference:
         outputs: The scales of the model's outputs.
         times: For every parameter, the numbers of the first and the last op at which it meets
             what depends on the inputs.
-        norms: The batch-norms with stored statistics.
+        norms: The batch-norms with stored statistics and parameters of their own.
     """
 
     system: System
@@ -279,18 +279,19 @@ def _times(graph: ModelGraph) -> dict[str, tuple[int, int]]:
 
 
 def _norms(graph: ModelGraph) -> Iterator[StoredNorm]:
-    """The batch-norms that use stored statistics."""
+    """The batch-norms that use stored statistics, scale and shift."""
     names = graph.held | graph.buffers
     for node in graph.nodes:
         given: dict[str, Any] = arguments_of(node) if op_name(node) in _NORMS else {}
-        if given.get("training") or given.get("running_mean") not in names:
+        roles = ("running_mean", "running_var", "weight", "bias")
+        if given.get("training") or any(given.get(role) not in names for role in roles):
             continue
         source = given["input"]
         added = arguments_of(source).get("bias") if op_name(source) else None
         shared = added is None or max(len(source.users), len(added.users)) > 1
         yield StoredNorm(
-            weight=names.get(given["weight"]),
-            bias=names.get(given["bias"]),
+            weight=names[given["weight"]],
+            bias=names[given["bias"]],
             mean=names[given["running_mean"]],
             variance=names[given["running_var"]],
             epsilon=float(given["eps"]),
