@@ -15,6 +15,7 @@ ROOT = Path(flatgauge.__file__).parent
 #: From the ground up; a module may import only from lines above its own, or from its own unit.
 LAYERS = [
     ["arguments", "nested", "precision", "layout", "isolation", "memory", "products", "nodes"],
+    ["drawing"],
     ["truncated"],
     ["graph", "osborne"],
     ["output_curvature", "layers", "matrix_scaling", "meetings", "path_sums"],
@@ -49,7 +50,7 @@ LAYERS = [
 HEIGHT = {unit: height for height, layer in enumerate(LAYERS) for unit in layer}
 
 #: Slow to import, so imported where they are used and not before.
-HEAVY = {"pandas", "rich", "scipy", "sklearn", "transformers"}
+HEAVY = {"jinja2", "matplotlib", "pandas", "plotly", "rich", "scipy", "sklearn", "transformers"}
 
 
 def unit_of(path: Path) -> str:

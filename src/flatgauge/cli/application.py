@@ -1,0 +1,58 @@
+"""The command line: arguments in, a public function called, its result printed."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import metadata
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    pass
+
+app = typer.Typer(
+    name="flatgauge",
+    help="How flat is the minimum of a trained network, whatever way it is written?",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+#: What a wrong call, file or model raises, with a message that says what to do.
+_TEACHING = (ValueError, TypeError, OSError, ImportError, MemoryError, AttributeError)
+
+
+def _version(asked: bool) -> None:
+    """Print the version and end."""
+    if asked:
+        typer.echo(metadata.version("flatgauge"))
+        raise typer.Exit
+
+
+@app.callback()
+def common(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """How flat is the minimum of a trained network, whatever way it is written?"""
+
+
+def main() -> None:
+    """Run the command line; errors are one line on stderr unless ``--debug`` is given."""
+    # Idle threads of one numerical library must not spin while another one works: on two cores
+    # that costs half of the time and more. Read when torch is loaded, so set before.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    try:
+        app()
+    except BrokenPipeError:
+        sys.stderr.close()  # The reader (`| head`) has had enough; that is no error.
+        sys.exit(0)
+    except Exception as error:
+        if "--debug" in sys.argv:
+            raise
+        hint = "" if isinstance(error, _TEACHING) else " (--debug shows the traceback)"
+        typer.echo(f"error: {error}{hint}", err=True)
+        sys.exit(2)
