@@ -256,3 +256,18 @@ def test_inputs_that_the_model_overwrites_stay_as_they_are():
     surface = LossSurface(model, case.loss, (case.inputs, case.targets))
     surface.value(), surface.gradient()
     assert torch.equal(case.inputs, before)
+
+
+@pytest.mark.parametrize("loader", [False, True])
+def test_the_first_samples_alone(loader):
+    inputs, targets = torch.randn(10, 4), torch.arange(10) % 3
+    model = nn.Linear(4, 3)
+    data = DataLoader(TensorDataset(inputs, targets), batch_size=4) if loader else (inputs, targets)
+    whole = LossSurface(model, "cross_entropy", data)
+    few, same = whole.first(6), LossSurface(model, "cross_entropy", (inputs[:6], targets[:6]))
+    assert (few.samples, whole.samples, whole.first(99).samples) == (6, 10, 10)
+    assert few.value() == pytest.approx(same.value(), rel=1e-6)
+    torch.testing.assert_close(few.hvp(torch.ones(15)), same.hvp(torch.ones(15)))
+    assert few.model is not model
+    with pytest.raises(ValueError, match="`samples=0` must be a whole number of at least 1"):
+        whole.first(0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -78,6 +79,25 @@ class Batches:
                 yield from batch.split(size)
         if waiting:
             yield join(waiting)
+
+    def first(self, samples: int) -> Batches:
+        """The first samples alone, held in memory.
+
+        Args:
+            samples: How many, at most; batches that cannot be split count whole.
+
+        Returns:
+            The batches.
+        """
+        other, left = copy.copy(self), samples
+        other._stored = []
+        for batch in self:
+            if left <= 0:
+                break
+            part = batch.rows(slice(left)) if batch.splittable and batch.samples > left else batch
+            other._stored.append(part if self.stored else part.copy())
+            left -= part.samples
+        return other
 
     def __iter__(self) -> Iterator[Batch]:
         """Visit the batches as they are held or as the loader gives them."""

@@ -143,6 +143,15 @@ class Objective:
         other._count_all()
         return other
 
+    def read(self, batches: Batches) -> None:
+        """Read other samples of the same kind.
+
+        Args:
+            batches: The samples.
+        """
+        self._batches = batches
+        self._count_all()
+
     def forget_costs(self) -> None:
         """Measure anew what graphs take: the precision has changed."""
         self._bytes = None

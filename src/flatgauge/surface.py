@@ -398,6 +398,25 @@ class LossSurface:
         other._value = other._gradient = None
         return other
 
+    def first(self, samples: int) -> LossSurface:
+        """The same loss on the first samples only, on a copy of the model.
+
+        Args:
+            samples: How many; all if there are fewer.
+
+        Returns:
+            The surface; its `model` is the copy.
+
+        Raises:
+            ValueError: If that is none.
+        """
+        if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
+            raise ValueError(f"`samples={samples!r}` must be a whole number of at least 1.")
+        other = self.twin()
+        other._batches = self._batches.first(samples)
+        other._objective.read(other._batches)
+        return other
+
     def under(self, loss: Loss) -> LossSurface:
         """The same model and data under another loss, without weight decay; made once.
 
