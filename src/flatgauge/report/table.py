@@ -12,6 +12,9 @@ from flatgauge.report.run import Facts
 #: Options that are always shown: a value means nothing without them.
 RADII = ("epsilon", "rho", "sigma", "lam")
 
+#: Said below what holds only part of what was asked for.
+UNFINISHED = "interrupted: not everything that was asked for is here"
+
 #: The columns of a table of estimates.
 COLUMNS = ("measure", "value", "data error", "kind", "products", "time")
 
