@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from flatgauge.measures import GROUPS, registry
 from flatgauge.report.agreement import Agreement
 from flatgauge.report.comparison_table import comparison_text
-from flatgauge.report.differences import differences
+from flatgauge.report.differences import differences, uneven_options
 from flatgauge.report.json_text import json_text, plain, read_json
-from flatgauge.report.ranking import ranked, rounding_of
+from flatgauge.report.ranks import ranked, rounding_of
 from flatgauge.report.report import Report
 from flatgauge.report.table import kind
 
@@ -75,7 +75,8 @@ class Comparison(Mapping[str, Report]):
             A frame with the index ``model`` and the columns rank, value, error and kind. The
             rank is one more than the number of models that are flatter by more than twice the
             combined error (standard error and solver's bound), so models that cannot be told
-            apart share it. A model whose measure failed comes last and has no rank.
+            apart share it. A model whose measure failed comes last and has no rank; where the
+            models were measured at different radii, none has.
         """
         import pandas as pd
 
@@ -93,7 +94,8 @@ class Comparison(Mapping[str, Report]):
         """The rank of every model by every measure; see `ranking`.
 
         Returns:
-            A frame, measures × models: 1 is flattest, missing where the measure failed.
+            A frame, measures × models: 1 is flattest, missing where the measure failed or the
+            values cannot be compared.
         """
         import pandas as pd
 
@@ -108,13 +110,15 @@ class Comparison(Mapping[str, Report]):
             measure: Its name.
 
         Returns:
-            By model; None where it failed or was not taken.
+            By model; None where it failed, was not taken, or cannot be compared.
 
         Raises:
             KeyError: If no model was measured by it.
         """
         if measure not in self.measures:
             raise KeyError(f"`{measure}` was not measured; there are {', '.join(self.measures)}.")
+        if measure in uneven_options(self.reports):
+            return dict.fromkeys(self)
         taken = {model: report[measure] for model, report in self.items() if measure in report}
         rounding = max(rounding_of(report.facts.dtype) for report in self.values())
         ranks = ranked(taken, rounding=rounding)
@@ -139,8 +143,8 @@ class Comparison(Mapping[str, Report]):
         """Whether the measures that no rescaling of units can move agree.
 
         Returns:
-            Counts, and Kendall's W for four and more models. Measures that failed for a model
-            play no part.
+            Counts, and Kendall's W for four and more models. Measures that failed for a model,
+            or were taken of models at different radii, play no part.
         """
         ranks = {
             measure: self.ranks_of(measure)

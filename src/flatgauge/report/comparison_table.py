@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from flatgauge.report.table import UNFINISHED, aligned, kind, labelled
@@ -98,12 +99,12 @@ def placed(comparison: Comparison, measure: str) -> dict[str, tuple[str, str]]:
     shared = list(ranks.values())
     found = {}
     for model, rank in ranks.items():
-        if rank is None:
-            taken = measure in comparison[model]
-            found[model] = ("failed" if taken else "not measured", "")
+        estimate = comparison[model].get(measure)
+        if estimate is None or math.isnan(estimate.value):
+            found[model] = ("not measured" if estimate is None else "failed", "")
         else:
             tie = "=" if shared.count(rank) > 1 else ""
-            found[model] = (str(comparison[model][measure]), f"({rank}{tie})")
+            found[model] = (str(estimate), "" if rank is None else f"({rank}{tie})")
     return found
 
 

@@ -17,6 +17,9 @@ _FACTS = {
     "seed": ("seeds", "random estimates differ by their errors"),
 }
 
+#: Settings that change how well a value is known, and not what it is.
+_ACCURACY = {"tolerance", "starts", "steps", "probes", "all_columns", "solver", "method"}
+
 
 def differences(reports: Mapping[str, Report]) -> list[str]:
     """Say in what reports differ that their readers would take for the same.
@@ -32,21 +35,34 @@ def differences(reports: Mapping[str, Report]) -> list[str]:
         found = {model: getattr(report.facts, name) for model, report in reports.items()}
         if len(set(found.values())) > 1:
             notes.append(f"different {words}, and {why}: {_listed(found)}")
-    return notes + _options(reports)
+    held: dict[str, list[str]] = {}
+    for measure, told in uneven_options(reports).items():
+        held.setdefault(told, []).append(measure)
+    return notes + [
+        f"{', '.join(names)}: not comparable, as {told}" for told, names in held.items()
+    ]
 
 
-def _options(reports: Mapping[str, Report]) -> list[str]:
-    """Settings of a measure that are not the same for all models."""
-    notes: dict[str, list[str]] = {}
+def uneven_options(reports: Mapping[str, Report]) -> dict[str, str]:
+    """The measures that were not taken of all models with the same settings.
+
+    Args:
+        reports: By name of the model.
+
+    Returns:
+        By measure, which setting differs, and how. Some radii follow the model by default: pass
+        one, the smallest, for all.
+    """
+    uneven = {}
     for measure in dict.fromkeys(name for report in reports.values() for name in report):
         taken = {model: r[measure].options for model, r in reports.items() if measure in r}
         taken = {model: options for model, options in taken.items() if options}
-        for key in dict.fromkeys(key for options in taken.values() for key in options):
+        keys = dict.fromkeys(key for options in taken.values() for key in options)
+        for key in (key for key in keys if key not in _ACCURACY):
             found = {model: plain(options.get(key)) for model, options in taken.items()}
             if len({repr(value) for value in found.values()}) > 1:
-                told = f"different `{key}`, so the values are not comparable: {_listed(found)}"
-                notes.setdefault(told, []).append(measure)
-    return [f"{', '.join(measures)}: {told}" for told, measures in notes.items()]
+                uneven[measure] = f"`{key}` differs: {_listed(found)}"
+    return uneven
 
 
 def _listed(found: Mapping[str, Any]) -> str:

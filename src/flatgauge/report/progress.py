@@ -7,6 +7,9 @@ from contextlib import ExitStack, contextmanager
 
 from flatgauge.surface import LossSurface
 
+#: Columns of a terminal below which only the name, the count and the time left are shown.
+_WIDE = 90
+
 
 @contextmanager
 def bar(*surfaces: LossSurface) -> Iterator[Callable[[str, int, int], None]]:
@@ -21,16 +24,17 @@ def bar(*surfaces: LossSurface) -> Iterator[Callable[[str, int, int], None]]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+    console = Console(stderr=True)
+    wide = console.width >= _WIDE
     columns = (
         TextColumn("{task.description}"),
-        BarColumn(bar_width=16),
+        *((BarColumn(bar_width=16),) if wide else ()),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[passes]:.0f} passes"),
-        TimeElapsedColumn(),
+        *((TextColumn("{task.fields[passes]:.0f} passes"), TimeElapsedColumn()) if wide else ()),
         TextColumn("{task.fields[left]}", style="dim"),
     )
     with (
-        Progress(*columns, console=Console(stderr=True), transient=True) as progress,
+        Progress(*columns, console=console, transient=True) as progress,
         ExitStack() as watched,
     ):
         task = progress.add_task("starting", total=None, passes=0.0, left="")

@@ -115,3 +115,20 @@ class Report(Mapping[str, Estimate]):
             The report; `complete` says whether all that was asked for is there.
         """
         return cls.from_dict(read_json(path))
+
+    def to_html(self, path: str | Path, **extras: Any) -> Path:
+        """Write the report as one self-contained page.
+
+        Args:
+            path: Where to.
+            **extras: What else the page shows: see `flatgauge.report.page.write_page`.
+
+        Returns:
+            The path.
+        """
+        from flatgauge.report.page import write_page
+
+        unfinished = () if self.complete else (UNFINISHED,)
+        remarks = (*unfinished, *extras.pop("remarks", ()))
+        written: Path = write_page(path, {self.facts.model: self}, remarks=remarks, **extras)
+        return written

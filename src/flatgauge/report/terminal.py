@@ -44,7 +44,9 @@ def print_table(
     for cells in (rows, *narrower):
         if _width(cells) <= console.width:
             names, *body = cells
-            table = Table(box=SIMPLE_HEAD, header_style="bold", pad_edge=False)
+            table = Table(
+                box=SIMPLE_HEAD, header_style="bold", padding=(0, 1, 0, 0), pad_edge=False
+            )
             for name in names:
                 table.add_column(Text(name), no_wrap=True)
             for row in body:
@@ -55,24 +57,25 @@ def print_table(
 
 
 def _width(rows: Rows) -> int:
-    """What a table takes, with two spaces between columns."""
+    """What a table takes, with two spaces between columns and one at either edge."""
     from rich.cells import cell_len
 
     widths = [max(cell_len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    return sum(widths) + 2 * (len(widths) - 1)
+    return sum(widths) + 2 * len(widths)
 
 
 def _print_stacked(console: Console, rows: Rows, colour: Callable[[str], str]) -> None:
     """Print a table that fits nowhere: every row on lines of its own, under its first cell."""
+    from rich.padding import Padding
     from rich.text import Text
 
     names, *body = rows
     for row in body:
         if row[0]:
-            console.print(Text(row[0], style="bold"), soft_wrap=False)
-        line = Text("  ")
+            console.print(Text(row[0], style="bold"))
+        line = Text()
         for name, cell in zip(names[1:], row[1:], strict=True):
             if cell:
                 line.append(f"{name} ", style="dim").append(cell, style=colour(cell)).append("  ")
-        console.print(line)
+        console.print(Padding(line, (0, 0, 0, 2)))
     console.print()
