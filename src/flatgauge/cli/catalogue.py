@@ -8,7 +8,7 @@ import typer
 
 from flatgauge.cli.application import app
 from flatgauge.cli.completion import complete_measure
-from flatgauge.cli.options import OUTPUT, WHAT, Debug, Json, examples
+from flatgauge.cli.options import OUTPUT, Debug, Json, examples
 from flatgauge.cli.output import styled
 
 
@@ -23,10 +23,9 @@ def catalogue(
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="[NAME]",
+            metavar="NAME",
             help="A measure, to be explained in full.",
             show_default=False,
-            rich_help_panel=WHAT,
             autocompletion=complete_measure,
         ),
     ] = None,

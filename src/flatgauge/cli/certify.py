@@ -35,17 +35,18 @@ from flatgauge.cli.output import opened, print_json, styled, watched, with_comma
 
 @app.command(
     epilog=examples(
-        "flatgauge certify nets.py:lenet --weights lenet.pt --data mnist:data --limit 200",
-        "flatgauge certify nets.py:lenet --data digits --limit 200 -m rho_sum -m psi_trace",
+        "flatgauge certify nets.py:lenet --weights a.pt --data mnist:data --limit 200",
+        "flatgauge certify nets.py:lenet --data digits -m rho_sum -m psi_trace",
         "flatgauge certify nets.py:lenet --data digits --limit 50 --all --json",
     )
 )
 def certify(
     ctx: typer.Context,
+    *,
     model: Model,
-    data: Data,
     weights: Weights = None,
     dtype: Dtype = None,
+    data: Data,
     loss: LossName = "cross_entropy",
     split: Split = "train",
     limit: Limit = None,

@@ -43,7 +43,6 @@ Models = Annotated[
         "architectures, further models, each with the checkpoints that follow it. A model without "
         "checkpoint is compared as its factory makes it.",
         show_default=False,
-        rich_help_panel=MODEL,
     ),
 ]
 Names = Annotated[
@@ -58,17 +57,18 @@ Names = Annotated[
 
 @app.command(
     epilog=examples(
-        "flatgauge compare nets.py:lenet small.pt large.pt --data mnist:data --limit 2000",
-        "flatgauge compare nets.py:lenet a.pt b.pt nets.py:resnet c.pt --data mnist:data",
-        "flatgauge compare nets.py:net a.pt b.pt --data digits -m rho_sum --html ranks.html",
+        "flatgauge compare nets.py:lenet small.pt large.pt --data mnist:data",
+        "flatgauge compare nets.py:net a.pt b.pt nets.py:resnet c.pt --data digits",
+        "flatgauge compare nets.py:net a.pt b.pt --data digits --html ranks.html",
     )
 )
 def compare(
     ctx: typer.Context,
+    *,
     models: Models,
-    data: Data,
     names: Names = None,
     dtype: Dtype = None,
+    data: Data,
     loss: LossName = "cross_entropy",
     split: Split = "train",
     limit: Limit = None,

@@ -38,16 +38,17 @@ from flatgauge.cli.output import opened, print_result, watched
 @app.command(
     epilog=examples(
         "flatgauge measure nets.py:lenet --weights lenet.pt --data mnist:data",
-        "flatgauge measure nets.py:lenet --data digits -m rho_max -m hessian_trace --json",
-        "flatgauge measure nets.py:lenet --data mnist:data --save run.json --html run.html",
+        "flatgauge measure nets.py:lenet --data digits -m rho_max -m psi_trace --json",
+        "flatgauge measure nets.py:lenet --data digits --save run.json --html run.html",
     )
 )
 def measure(
     ctx: typer.Context,
+    *,
     model: Model,
-    data: Data,
     weights: Weights = None,
     dtype: Dtype = None,
+    data: Data,
     loss: LossName = "cross_entropy",
     split: Split = "train",
     limit: Limit = None,

@@ -17,7 +17,6 @@ Model = Annotated[
         metavar="MODEL",
         help="path/to/file.py:factory or package.module:factory.",
         show_default=False,
-        rich_help_panel=MODEL,
     ),
 ]
 Weights = Annotated[
