@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from flatgauge.certifying import certify
+    from flatgauge.comparing import compare
     from flatgauge.datasets import load_dataset
     from flatgauge.estimators import Estimate
     from flatgauge.grid import cell
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from flatgauge.measures import catalogue
     from flatgauge.measuring import measure
     from flatgauge.path_space import BasisPaths, basis_paths
-    from flatgauge.report import Certificate, Report
+    from flatgauge.report import Certificate, Comparison, Report
     from flatgauge.robustness import feature_robustness
     from flatgauge.surface import LossSurface
     from flatgauge.symmetry import GaugeGroup, balance, find_gauge
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "BasisPaths": "path_space",
     "Certificate": "report",
+    "Comparison": "report",
     "Estimate": "estimators",
     "GaugeGroup": "symmetry",
     "Landscape": "landscaping",
@@ -42,6 +44,7 @@ _HOMES = {
     "catalogue": "measures",
     "cell": "grid",
     "certify": "certifying",
+    "compare": "comparing",
     "feature_robustness": "robustness",
     "find_gauge": "symmetry",
     "landscape": "landscaping",
@@ -55,6 +58,7 @@ _PACKAGES = ("curvature", "estimators", "functionals", "geometry", "measures", "
 __all__ = [
     "BasisPaths",
     "Certificate",
+    "Comparison",
     "Estimate",
     "GaugeGroup",
     "Landscape",
@@ -66,6 +70,7 @@ __all__ = [
     "catalogue",
     "cell",
     "certify",
+    "compare",
     "feature_robustness",
     "find_gauge",
     "landscape",

@@ -9,10 +9,10 @@ from typing import Any
 
 from torch import Generator
 
+from flatgauge.asking import wanted_of
 from flatgauge.curvature.taps import PARTS
 from flatgauge.judging import MOVED, judge
 from flatgauge.measures import GROUPS, registry
-from flatgauge.measuring import wanted_of
 from flatgauge.report import Certificate, Kept, Row
 from flatgauge.retrial import Outcome, Retrial, Wanted
 from flatgauge.surface import LossSurface

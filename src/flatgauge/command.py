@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import nn
 
 from flatgauge.datasets import load_dataset
 from flatgauge.losses import NAMED
@@ -53,6 +55,57 @@ def open_surface(
 
     Returns:
         The surface, and notes on the weights.
+    """
+    surfaces, notes = open_surfaces(
+        {"": (model, weights)},
+        data=data,
+        loss=loss,
+        split=split,
+        limit=limit,
+        mean=mean,
+        std=std,
+        dtype=dtype,
+        device=device,
+        memory=memory,
+        weight_decay=weight_decay,
+        seed=seed,
+    )
+    return surfaces[""], notes
+
+
+def open_surfaces(
+    entries: Mapping[str, tuple[str, str | None]],
+    *,
+    data: str,
+    loss: str,
+    split: str,
+    limit: int | None,
+    mean: str | None,
+    std: str | None,
+    dtype: str | None,
+    device: str,
+    memory: str,
+    weight_decay: float,
+    seed: int,
+) -> tuple[dict[str, LossSurface], list[str]]:
+    """Build the surfaces of several models on the same data, which are read once.
+
+    Args:
+        entries: Reference to the model, and checkpoint or None, by name.
+        data: As for `open_surface`, and so are all others.
+        loss: Name of the loss.
+        split: Which part of the data.
+        limit: How many samples.
+        mean: Per channel.
+        std: Per channel.
+        dtype: Precision.
+        device: Where to run.
+        memory: Budget.
+        weight_decay: Penalty.
+        seed: Of factories.
+
+    Returns:
+        The surfaces by name, and notes on the weights.
 
     Raises:
         ValueError: If a word is not understood.
@@ -60,27 +113,46 @@ def open_surface(
     if dtype is not None and dtype not in _DTYPES:
         raise ValueError(f"`--dtype {dtype}` is unknown; use {' or '.join(_DTYPES)}.")
     chosen_loss = _loss(loss)
-    torch.manual_seed(seed)  # A factory that draws weights draws the same ones every time.
-    module = build_model(model)
-    notes = ["no --weights: measured as the factory makes the model"]
-    if weights is not None:
-        notes = load_weights(module, weights)
+    modules, notes = _modules(entries, device, seed)
     samples = load_dataset(
         data, split=split, limit=limit, mean=_numbers("mean", mean), std=_numbers("std", std)
     )
-    try:
-        module = module.to(device)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"`--device {device}` cannot be used here: {error}") from error
-    surface = LossSurface(
-        module,
-        chosen_loss,
-        samples,
-        memory=memory,
-        dtype=None if dtype is None else _DTYPES[dtype],
-        weight_decay=weight_decay,
-    )
-    return surface, notes
+    surfaces = {
+        name: LossSurface(
+            module,
+            chosen_loss,
+            samples,
+            memory=memory,
+            dtype=None if dtype is None else _DTYPES[dtype],
+            weight_decay=weight_decay,
+        )
+        for name, module in modules.items()
+    }
+    return surfaces, notes
+
+
+def _modules(
+    entries: Mapping[str, tuple[str, str | None]], device: str, seed: int
+) -> tuple[dict[str, nn.Module], list[str]]:
+    """The models with their weights, where they are to run, and notes on how these fitted."""
+    modules: dict[str, nn.Module] = {}
+    notes = []
+    for name, (model, weights) in entries.items():
+        torch.manual_seed(seed)  # A factory that draws weights draws the same ones every time.
+        module = build_model(model)
+        if any(module is other for other in modules.values()):
+            module = copy.deepcopy(module)  # One object under two names, each with its weights.
+        told = ["no --weights: measured as the factory makes the model"]
+        if name:
+            told = ["no checkpoint: measured as the factory makes the model"]
+        if weights is not None:
+            told = load_weights(module, weights)
+        notes += [f"{name}: {note}" if name else note for note in told]
+        try:
+            modules[name] = module.to(device)
+        except (RuntimeError, AssertionError) as error:
+            raise ValueError(f"`--device {device}` cannot be used here: {error}") from error
+    return modules, notes
 
 
 def read_measures(words: list[str]) -> dict[str, dict[str, Any]] | None:

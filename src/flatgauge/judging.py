@@ -7,14 +7,12 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from flatgauge.estimators import Estimate
+from flatgauge.precision import DOUBLE, SINGLE
 from flatgauge.report import Row
 from flatgauge.retrial import Outcome, Retrial, relative
 
 #: What a change must exceed to count as one: below it, an unclaimed invariance "did not show".
 MOVED = 1e-3
-
-#: What arbitrary factors and reordered sums may change in single and in double precision.
-SINGLE, DOUBLE = 1e-5, 1e-10
 
 #: How many of its own standard errors a random estimate may move; where that is more than the
 #: estimate itself, standing still shows nothing.

@@ -7,21 +7,24 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from flatgauge.asking import as_keeper, as_listener, checked_request
 from flatgauge.curvature.blocks import block_curvature
 from flatgauge.curvature.surrogate import under_surrogate
 from flatgauge.curvature.taps import PARTS
 from flatgauge.estimators import Estimate
 from flatgauge.geometry.balanced import balanced_twin
-from flatgauge.measures import BALANCED, Measure, registry
+from flatgauge.measures import BALANCED, Measure
 from flatgauge.report import Report, facts_of
 from flatgauge.report.table import duration
 from flatgauge.surface import LossSurface
 
 Progress = Callable[[str, int, int], None]
+Keep = Callable[[Report], object]
 
 #: The purpose of the source of randomness that measures of one sweep share.
 _SHARED = "curvature"
@@ -34,6 +37,7 @@ def measure(
     gauge: str | None = None,
     seed: int = 0,
     progress: Progress | bool = False,
+    save: str | Path | Keep | None = None,
 ) -> Report:
     """Measure how flat a surface is at its point.
 
@@ -51,6 +55,9 @@ def measure(
         seed: Of everything random.
         progress: True for a bar on stderr; or a function called before each measure with its
             name, how many are done, and how many there are.
+        save: A file that holds the report as JSON after every measure that is finished, so that
+            neither a failure nor Ctrl-C loses any (`Report.from_json` reads it); or a function
+            that is called with the report so far.
 
     Returns:
         The report: estimates by name, and the facts of the run.
@@ -68,27 +75,51 @@ def measure(
         >>> report["hessian_trace"].value
         26.0
     """
-    if not isinstance(surface, LossSurface):
-        raise TypeError(
-            f"`surface` is a {type(surface).__name__}; make one with "
-            "LossSurface(model, loss, data)."
-        )
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
-        raise ValueError(f"`seed={seed!r}` must be a whole number from 0 to 2**32 - 1.")
-    if gauge not in (None, "balanced"):
-        raise ValueError(
-            f"`gauge={gauge!r}` is unknown; use 'balanced', or None for the model as it is."
-        )
-    wanted = wanted_of(measures, prefix=BALANCED if gauge else "")
+    wanted, listener = checked_request(surface, measures, gauge, seed), as_listener(progress)
+    keep = as_keeper(save)
+    strict = measures is not None  # Asked for by name: the answer may be an error.
     if progress is True:
         from flatgauge.report.progress import bar
 
         with bar(surface) as shown:
-            return measure(surface, measures=measures, gauge=gauge, seed=seed, progress=shown)
-    listener = progress if callable(progress) else None
-    strict = measures is not None  # Asked for by name: the answer may be an error.
-    estimates, sweep = estimates_of(surface, wanted, seed=seed, strict=strict, progress=listener)
-    return Report(estimates, facts_of(surface, seed=seed, sweep=sweep))
+            return report_of(surface, wanted, seed=seed, strict=strict, progress=shown, keep=keep)
+    return report_of(surface, wanted, seed=seed, strict=strict, progress=listener, keep=keep)
+
+
+def report_of(
+    surface: LossSurface,
+    wanted: list[tuple[Measure, dict[str, Any]]],
+    *,
+    seed: int,
+    strict: bool,
+    progress: Progress | None = None,
+    keep: Keep | None = None,
+) -> Report:
+    """Run measures, and hand over the report after each of them.
+
+    Args:
+        surface: Where to measure.
+        wanted: The measures, with their options.
+        seed: Of everything random.
+        strict: Whether the failure of one is an error; else it is marked.
+        progress: Called before each measure.
+        keep: Called with the report so far after each measure, and with the whole one.
+
+    Returns:
+        The report.
+    """
+
+    def so_far(estimates: dict[str, Estimate], sweep: str | None) -> None:
+        if keep is not None and len(estimates) < len(wanted):
+            keep(Report(estimates, facts_of(surface, seed=seed, sweep=sweep), complete=False))
+
+    estimates, sweep = estimates_of(
+        surface, wanted, seed=seed, strict=strict, progress=progress, finished=so_far
+    )
+    report = Report(estimates, facts_of(surface, seed=seed, sweep=sweep))
+    if keep is not None:
+        keep(report)
+    return report
 
 
 def estimates_of(
@@ -98,6 +129,7 @@ def estimates_of(
     seed: int,
     strict: bool,
     progress: Progress | None = None,
+    finished: Callable[[dict[str, Estimate], str | None], None] | None = None,
 ) -> tuple[dict[str, Estimate], str | None]:
     """Run measures that share one sweep.
 
@@ -107,6 +139,7 @@ def estimates_of(
         seed: Of everything random.
         strict: Whether the failure of one is an error; else it is marked.
         progress: Called before each measure.
+        finished: Called after each measure with what this function returns, so far.
 
     Returns:
         The estimates by name, and what the sweep took, None where there was none.
@@ -123,8 +156,8 @@ def estimates_of(
             if progress is not None:
                 progress("sweep", 0, len(wanted))
             sweeps.append(_swept(surface, gauge, needs, seed))
-    told = [sweep for sweep in sweeps if sweep]
-    estimates = {}
+    told = " and ".join(sweep for sweep in sweeps if sweep) or None
+    estimates: dict[str, Estimate] = {}
     # Eigenvalues of blocks come first: they let go of the columns that the sweep has kept.
     order = sorted(wanted, key=lambda pair: "eigenvalues" not in pair[0].needs)
     for done, (item, options) in enumerate(order):
@@ -141,7 +174,16 @@ def estimates_of(
             estimates[item.name] = Estimate(
                 math.nan, converged=False, notes=(f"could not be measured: {error}",)
             )
-    return {item.name: estimates[item.name] for item, _ in wanted}, " and ".join(told) or None
+        if finished is not None:
+            finished(_in_order(estimates, wanted), told)
+    return _in_order(estimates, wanted), told
+
+
+def _in_order(
+    estimates: dict[str, Estimate], wanted: list[tuple[Measure, dict[str, Any]]]
+) -> dict[str, Estimate]:
+    """What there is so far, in the order it was asked for."""
+    return {item.name: estimates[item.name] for item, _ in wanted if item.name in estimates}
 
 
 def _shared(wanted: list[tuple[Measure, dict[str, Any]]]) -> dict[str | None, set[str]]:
@@ -187,47 +229,3 @@ def _source(seed: int, name: str) -> torch.Generator:
     """A generator of this seed that belongs to one name."""
     # One number of 32 bits: torch's generator on the CPU ignores all higher ones.
     return torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))
-
-
-def wanted_of(
-    measures: Iterable[str] | Mapping[str, Mapping[str, Any]] | None, *, prefix: str = ""
-) -> list[tuple[Measure, dict[str, Any]]]:
-    """Look up what was asked for, and check the options before anything runs.
-
-    Args:
-        measures: Names, or a mapping from names to options; None for all.
-        prefix: To be put before every name that does not have it.
-
-    Returns:
-        Measures with their options.
-
-    Raises:
-        TypeError: If it is one string.
-        ValueError: If a measure or an option does not exist.
-    """
-    if isinstance(measures, str):
-        raise TypeError(f"`measures={measures!r}` is one string; pass a list: [{measures!r}].")
-    if measures is None:
-        measures = [item.name for item in registry]
-    if not isinstance(measures, Iterable):
-        raise TypeError(f"`measures={measures!r}` must be a list of names, or None for all.")
-    named = list(measures.items() if isinstance(measures, Mapping) else ((n, {}) for n in measures))
-    if not named:
-        raise ValueError("`measures` is empty; name at least one, or pass None for all.")
-    wanted: list[tuple[Measure, dict[str, Any]]] = []
-    for name, options in named:
-        item = registry[name if not prefix or str(name).startswith(prefix) else prefix + name]
-        if not isinstance(options, Mapping):
-            raise TypeError(f"the options of `{name}` are {options!r}; pass a dict, or {{}}.")
-        unknown = sorted(set(options) - set(item.options))
-        if unknown:
-            raise ValueError(
-                f"`{name}` has no option {', '.join(map(repr, unknown))}; its options are "
-                f"{', '.join(item.options)}."
-            )
-        for key, value in options.items():
-            item.check_option(key, value)
-        if any(item.name == other.name for other, _ in wanted):
-            raise ValueError(f"`{item.name}` is asked for twice; a report has one number of each.")
-        wanted.append((item, dict(options)))
-    return wanted

@@ -1,8 +1,12 @@
-"""Double precision for sums, on every device."""
+"""Double precision for sums, on every device; and what rounding may change in each precision."""
 
 from __future__ import annotations
 
 from torch import Tensor
+
+#: What reordered sums and arbitrary factors may change, relatively, in single and in double
+#: precision.
+SINGLE, DOUBLE = 1e-5, 1e-10
 
 
 def wide(tensor: Tensor) -> Tensor:

@@ -5,16 +5,21 @@ from __future__ import annotations
 import os
 import sys
 from importlib import metadata
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
-
-if TYPE_CHECKING:
-    pass
 
 app = typer.Typer(
     name="flatgauge",
     help="How flat is the minimum of a trained network, whatever way it is written?",
+    epilog="\n\n".join(
+        [
+            "Start with: flatgauge demo",
+            "Exit codes: 0 fine; 1 a certificate failed; 2 bad usage or input; 130 interrupted "
+            "(what is finished is kept).",
+            "NO_COLOR turns colours off, FORCE_COLOR turns them on where output is piped.",
+        ]
+    ),
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -46,7 +51,7 @@ def main() -> None:
     # that costs half of the time and more. Read when torch is loaded, so set before.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
-        app()
+        app(prog_name="flatgauge")
     except BrokenPipeError:
         sys.stderr.close()  # The reader (`| head`) has had enough; that is no error.
         sys.exit(0)

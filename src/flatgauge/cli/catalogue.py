@@ -7,31 +7,50 @@ from typing import Annotated
 import typer
 
 from flatgauge.cli.application import app
-from flatgauge.cli.options import Debug, Json, measure_names
+from flatgauge.cli.completion import complete_measure
+from flatgauge.cli.options import OUTPUT, Debug, Json, examples
+from flatgauge.cli.output import styled
 
 
-@app.command(epilog="Example: flatgauge catalogue hessian_trace")
+@app.command(
+    epilog=examples(
+        "flatgauge catalogue",
+        "flatgauge catalogue normalized_sharpness",
+        "flatgauge catalogue --json",
+    )
+)
 def catalogue(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="A measure, to be explained in full.", autocompletion=lambda: measure_names()
+            metavar="NAME",
+            help="A measure, to be explained in full.",
+            show_default=False,
+            autocompletion=complete_measure,
         ),
     ] = None,
     json: Json = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print a Markdown page.")] = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print a Markdown page.", rich_help_panel=OUTPUT)
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """List every measure, what it is and what it is invariant to."""
     from flatgauge.measures import catalogue as frame
     from flatgauge.measures import registry
-    from flatgauge.report.catalogue import explain, markdown_page, overview
+    from flatgauge.report import catalogue as pages
 
     if json:
         rows = frame()
         chosen = rows if name is None else rows[rows["name"] == registry[name].name]
         typer.echo(chosen.to_json(orient="records", indent=2, force_ascii=False))
+    elif markdown:
+        typer.echo(pages.markdown_page())
+    elif name is not None and styled():
+        pages.rich_explain(name)
     elif name is not None:
-        typer.echo(explain(name))
+        typer.echo(pages.explain(name))
+    elif styled():
+        pages.rich_overview()
     else:
-        typer.echo(markdown_page() if markdown else overview())
+        typer.echo(pages.overview())

@@ -10,6 +10,7 @@ import typer
 
 from flatgauge.cli.application import app
 from flatgauge.cli.options import (
+    WHAT,
     Data,
     Debug,
     Device,
@@ -27,37 +28,52 @@ from flatgauge.cli.options import (
     Threads,
     WeightDecay,
     Weights,
+    examples,
 )
-from flatgauge.cli.output import opened, print_json
+from flatgauge.cli.output import opened, print_json, styled, watched, with_command
 
 
 @app.command(
-    epilog="Example: flatgauge certify nets.py:lenet --weights lenet.pt --data mnist:data "
-    "--limit 200"
+    epilog=examples(
+        "flatgauge certify nets.py:lenet --weights a.pt --data mnist:data --limit 200",
+        "flatgauge certify nets.py:lenet --data digits -m rho_sum -m psi_trace",
+        "flatgauge certify nets.py:lenet --data digits --limit 50 --all --json",
+    )
 )
 def certify(
     ctx: typer.Context,
+    *,
     model: Model,
-    data: Data,
     weights: Weights = None,
+    dtype: Dtype = None,
+    data: Data,
     loss: LossName = "cross_entropy",
-    measures: Measures = None,
-    every: Annotated[bool, typer.Option("--all", help="Certify every measure.")] = False,
-    trials: Annotated[int, typer.Option(min=1, help="Moves per group and kind of factor.")] = 3,
-    log2_range: Annotated[
-        float, typer.Option(help="How far scales are moved, in powers of two.")
-    ] = 6.0,
     split: Split = "train",
     limit: Limit = None,
     mean: Mean = None,
     std: Std = None,
-    dtype: Dtype = None,
-    device: Device = "cpu",
-    memory: Memory = "auto",
     weight_decay: WeightDecay = 0.0,
+    measures: Measures = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="Certify every measure.", rich_help_panel=WHAT)
+    ] = False,
+    trials: Annotated[
+        int,
+        typer.Option(
+            metavar="N", min=1, help="Moves per group and kind of factor.", rich_help_panel=WHAT
+        ),
+    ] = 3,
+    log2_range: Annotated[
+        float,
+        typer.Option(
+            metavar="X", help="How far scales are moved, in powers of two.", rich_help_panel=WHAT
+        ),
+    ] = 6.0,
+    json: Json = False,
     seed: Seed = 0,
     threads: Threads = None,
-    json: Json = False,
+    device: Device = "cpu",
+    memory: Memory = "auto",
     debug: Debug = False,
 ) -> None:
     """Rewrite a model in every way it allows and see which measures move; exit 1 if a claim fails.
@@ -78,11 +94,11 @@ def certify(
             trials=trials,
             log2_range=log2_range,
             seed=seed,
-            progress=sys.stderr.isatty(),
+            progress=watched(),
         )
     if json:
-        print_json({"notes": notes} | certificate.to_dict())
-    elif sys.stdout.isatty():
+        print_json(with_command(certificate, notes))
+    elif styled():
         from flatgauge.report.certificate_table import rich_print
 
         rich_print(certificate)

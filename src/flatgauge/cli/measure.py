@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import sys
 from contextlib import redirect_stdout
-from typing import Annotated
 
 import typer
 
 from flatgauge.cli.application import app
+from flatgauge.cli.keeping import keeping
 from flatgauge.cli.options import (
     Data,
     Debug,
     Device,
     Dtype,
+    Gauge,
+    Html,
     Json,
     Limit,
     LossName,
@@ -21,48 +23,61 @@ from flatgauge.cli.options import (
     Measures,
     Memory,
     Model,
+    Save,
     Seed,
     Split,
     Std,
     Threads,
     WeightDecay,
     Weights,
+    examples,
 )
-from flatgauge.cli.output import opened, print_report
+from flatgauge.cli.output import opened, print_result, watched
 
 
-@app.command(epilog="Example: flatgauge measure nets.py:lenet --weights lenet.pt --data mnist:data")
+@app.command(
+    epilog=examples(
+        "flatgauge measure nets.py:lenet --weights lenet.pt --data mnist:data",
+        "flatgauge measure nets.py:lenet --data digits -m rho_max -m psi_trace --json",
+        "flatgauge measure nets.py:lenet --data digits --save run.json --html run.html",
+    )
+)
 def measure(
     ctx: typer.Context,
+    *,
     model: Model,
-    data: Data,
     weights: Weights = None,
+    dtype: Dtype = None,
+    data: Data,
     loss: LossName = "cross_entropy",
-    measures: Measures = None,
     split: Split = "train",
     limit: Limit = None,
     mean: Mean = None,
     std: Std = None,
-    dtype: Dtype = None,
-    device: Device = "cpu",
-    memory: Memory = "auto",
     weight_decay: WeightDecay = 0.0,
-    gauge: Annotated[
-        str | None, typer.Option(help="balanced: measure the way to write it of smallest norm.")
-    ] = None,
+    measures: Measures = None,
+    gauge: Gauge = None,
+    json: Json = False,
+    save: Save = None,
+    html: Html = None,
     seed: Seed = 0,
     threads: Threads = None,
-    json: Json = False,
+    device: Device = "cpu",
+    memory: Memory = "auto",
     debug: Debug = False,
 ) -> None:
     """Measure how flat a trained model's minimum is, by every measure or by those named."""
     import flatgauge as fg
     from flatgauge.command import read_measures, set_threads
+    from flatgauge.measures import registry
 
     set_threads(threads)
     wanted = read_measures(measures or [])
-    with redirect_stdout(sys.stderr):  # What the user's own code prints is no result.
-        surface, notes = opened(ctx)
-        watched = sys.stderr.isatty()
-        report = fg.measure(surface, measures=wanted, gauge=gauge, seed=seed, progress=watched)
-    print_report(report, json, notes)
+    with keeping(save, html, json=json) as keeper:
+        with redirect_stdout(sys.stderr):  # What the user's own code prints is no result.
+            surface, notes = opened(ctx)
+            keeper.notes, keeper.total = notes, len(wanted or registry)
+            report = fg.measure(
+                surface, measures=wanted, gauge=gauge, seed=seed, progress=watched(), save=keeper
+            )
+        print_result(report, json, notes)

@@ -1,4 +1,4 @@
-"""The options that commands share."""
+"""The options that commands share, in the panels in which `--help` shows them."""
 
 from __future__ import annotations
 
@@ -6,54 +6,150 @@ from typing import Annotated
 
 import typer
 
+from flatgauge.cli import completion
 
-def measure_names() -> list[str]:
-    """The measures, for completion."""
-    from flatgauge.measures import registry
+MODEL, DATA, WHAT = "Model", "Data", "What to measure"
+OUTPUT, RUNNING = "Output", "Running"
 
-    return [item.name for item in registry]
-
-
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
-Threads = Annotated[int | None, typer.Option(min=1, help="CPU threads to use.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-Seed = Annotated[int, typer.Option(min=0, help="Seed of everything random.")]
-Model = Annotated[str, typer.Argument(help="path/to/file.py:factory or package.module:factory.")]
-Data = Annotated[
+Model = Annotated[
     str,
-    typer.Option(
-        help="digits, mnist:DIR, fashion-mnist:DIR, cifar10:DIR, a .npz, or file.py:factory."
+    typer.Argument(
+        metavar="MODEL",
+        help="path/to/file.py:factory or package.module:factory.",
+        show_default=False,
     ),
 ]
 Weights = Annotated[
-    str | None, typer.Option(help="Checkpoint: .safetensors, or a .pt of tensors only.")
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="Checkpoint: .safetensors, or a .pt of tensors only.",
+        rich_help_panel=MODEL,
+    ),
+]
+Dtype = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="float32 or float64; the model's own if not given.",
+        rich_help_panel=MODEL,
+        autocompletion=completion.complete_dtype,
+    ),
+]
+Data = Annotated[
+    str,
+    typer.Option(
+        metavar="DATA",
+        help="digits, mnist:DIR, fashion-mnist:DIR, cifar10:DIR, a .npz, or file.py:factory.",
+        rich_help_panel=DATA,
+        autocompletion=completion.complete_data,
+    ),
 ]
 LossName = Annotated[
     str,
     typer.Option(
         "--loss",
+        metavar="NAME",
         help="cross_entropy, mse, nll, l1, binary_cross_entropy, output (the model's own), "
         "or file.py:function.",
+        rich_help_panel=DATA,
+        autocompletion=completion.complete_loss,
     ),
 ]
-Split = Annotated[str, typer.Option(help="train or test.")]
-Limit = Annotated[int | None, typer.Option(help="Take only the first N samples.")]
-Mean = Annotated[str | None, typer.Option(help="Per channel, e.g. .485,.456,.406.")]
-Std = Annotated[str | None, typer.Option(help="Per channel, e.g. .229,.224,.225.")]
-Dtype = Annotated[
-    str | None, typer.Option(help="float32 or float64; the model's own if not given.")
+Split = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="train or test.",
+        rich_help_panel=DATA,
+        autocompletion=completion.complete_split,
+    ),
 ]
-Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1, mps.")]
-Memory = Annotated[str, typer.Option(help="What may be used, e.g. 2GiB.")]
-WeightDecay = Annotated[float, typer.Option(help="Adds ½ · this · ‖θ‖² to the loss.")]
+Limit = Annotated[
+    int | None,
+    typer.Option(metavar="N", help="Take only the first N samples.", rich_help_panel=DATA),
+]
+Mean = Annotated[
+    str | None,
+    typer.Option(metavar="M,…", help="Per channel, e.g. .485,.456,.406.", rich_help_panel=DATA),
+]
+Std = Annotated[
+    str | None,
+    typer.Option(metavar="S,…", help="Per channel, e.g. .229,.224,.225.", rich_help_panel=DATA),
+]
+WeightDecay = Annotated[
+    float,
+    typer.Option(metavar="X", help="Adds ½ · X · ‖θ‖² to the loss.", rich_help_panel=DATA),
+]
 Measures = Annotated[
     list[str] | None,
     typer.Option(
         "--measure",
         "-m",
+        metavar="NAME",
         help="A measure (see `flatgauge catalogue`), with options if wanted: "
         "hessian_trace:tolerance=0.05; balanced:NAME measures the balanced form of the model; "
-        "repeat for several.",
-        autocompletion=lambda: measure_names(),
+        "repeat for several. Without -m: all.",
+        rich_help_panel=WHAT,
+        autocompletion=completion.complete_measure,
     ),
 ]
+Gauge = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="balanced: measure the way to write it of smallest norm.",
+        rich_help_panel=WHAT,
+        autocompletion=completion.complete_gauge,
+    ),
+]
+Json = Annotated[
+    bool,
+    typer.Option("--json", help="Print JSON instead of a table.", rich_help_panel=OUTPUT),
+]
+Save = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="Keep the results as JSON, rewritten whole after every finished measure.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+Html = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FILE",
+        help="Write the report as one self-contained page.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+Seed = Annotated[
+    int,
+    typer.Option(metavar="N", min=0, help="Seed of everything random.", rich_help_panel=RUNNING),
+]
+Threads = Annotated[
+    int | None,
+    typer.Option(metavar="N", min=1, help="CPU threads to use.", rich_help_panel=RUNNING),
+]
+Device = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="cpu, cuda, cuda:1, mps.",
+        rich_help_panel=RUNNING,
+        autocompletion=completion.complete_device,
+    ),
+]
+Memory = Annotated[
+    str,
+    typer.Option(metavar="SIZE", help="What may be used, e.g. 2GiB.", rich_help_panel=RUNNING),
+]
+Debug = Annotated[
+    bool,
+    typer.Option("--debug", help="Show the traceback of an error.", rich_help_panel=RUNNING),
+]
+
+
+def examples(*lines: str) -> str:
+    """The end of a command's help: a line for every example."""
+    return "\n\n".join(["Examples:", *lines])

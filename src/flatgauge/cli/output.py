@@ -8,38 +8,72 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
-    from flatgauge.report import Report
+    from flatgauge.report import Comparison, Report
     from flatgauge.surface import LossSurface
 
 
 def opened(ctx: typer.Context) -> tuple[LossSurface, list[str]]:
     """The surface that the options of a command describe; notes on it are told, and given back."""
-    import inspect
-
     from flatgauge.command import open_surface
 
-    words = {name: ctx.params[name] for name in inspect.signature(open_surface).parameters}
-    surface, notes = open_surface(**words)
+    surface, notes = open_surface(**words_for(open_surface, ctx))
     for note in notes:
         typer.echo(f"note: {note}", err=True)
     return surface, notes
 
 
+def words_for(function: Any, ctx: typer.Context) -> dict[str, Any]:
+    """Those options of a command that a function takes, by name."""
+    import inspect
+
+    return {
+        name: ctx.params[name]
+        for name in inspect.signature(function).parameters
+        if name in ctx.params
+    }
+
+
+def styled() -> bool:
+    """Whether stdout wants colours and frames: a terminal, or FORCE_COLOR."""
+    from rich.console import Console
+
+    return Console().is_terminal
+
+
+def watched() -> bool:
+    """Whether somebody sees a progress bar on stderr."""
+    from rich.console import Console
+
+    return sys.stderr.isatty() and not Console(stderr=True).is_dumb_terminal
+
+
+def with_command(result: Any, notes: list[str]) -> dict[str, Any]:
+    """A result for a program, with the command that it came from."""
+    told: dict[str, Any] = result.to_dict()
+    notes = [*notes, *told.pop("notes", [])]
+    return {"command": sys.argv[1:], "notes": notes} | told
+
+
 def print_json(contents: dict[str, Any]) -> None:
-    """Print results for a program, with the command that they came from."""
+    """Print contents for a program."""
     import json
 
-    command = {"command": sys.argv[1:]}
-    typer.echo(json.dumps(command | contents, indent=2, ensure_ascii=False))
+    typer.echo(json.dumps(contents, indent=2, ensure_ascii=False))
 
 
-def print_report(report: Report, json: bool, notes: list[str]) -> None:
-    """Print a report for a program, a person at a terminal, or a file."""
+def print_result(result: Report | Comparison, json: bool, notes: list[str]) -> None:
+    """Print a result for a program, a person at a terminal, or a file."""
+    from flatgauge.report import Comparison
+
     if json:
-        print_json({"notes": notes} | report.to_dict())
-    elif sys.stdout.isatty():
-        from flatgauge.report.table import rich_print
+        print_json(with_command(result, notes))
+    elif not styled():
+        typer.echo(repr(result))
+    elif isinstance(result, Comparison):
+        from flatgauge.report.comparison_table import rich_print
 
-        rich_print(report.facts, report.estimates)
+        rich_print(result)
     else:
-        typer.echo(repr(report))
+        from flatgauge.report.table import rich_print as print_report
+
+        print_report(result.facts, result.estimates, complete=result.complete)

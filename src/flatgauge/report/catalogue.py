@@ -3,22 +3,98 @@
 from __future__ import annotations
 
 import inspect
+import re
 
-from flatgauge.measures import GROUPS, registry
+from flatgauge.measures import GROUPS, Measure, registry
+from flatgauge.report.latex_text import readable
 from flatgauge.report.table import aligned
+
+_FURTHER = "`flatgauge catalogue NAME` explains one in full."
+
+#: From this length on, a line of a docstring goes on in the next one, if that begins no entry.
+_FULL = 68
+_ENTRY = re.compile(r"[\w`]+( \(.*\))?: |>>> |\.\.\. ")
 
 
 def overview() -> str:
     """Every measure in a line or two, for a terminal."""
     lines = []
     for item in registry:
-        groups = ", ".join(group for group in GROUPS if group in item.invariant_to) or "nothing"
         lines += [
             f"{item.name}  [{item.symbol}]",
             f"    {item.definition}",
-            f"    invariant to: {groups}; cost: {item.cost}",
+            f"    invariant to: {_claims(item)}; cost: {item.cost}",
         ]
-    return "\n".join([*lines, "", "`flatgauge catalogue NAME` explains one in full."])
+    return "\n".join([*lines, "", _FURTHER])
+
+
+def rich_overview() -> None:
+    """Print every measure on a terminal, with colour where it has any."""
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.padding import Padding
+
+    console = Console(highlight=False)
+    for item in registry:
+        console.print(f"[bold]{escape(item.name)}[/]  [cyan]{escape(item.symbol)}[/]")
+        told = f"[dim]invariant to[/] {_claims(item)}; [dim]cost[/] {escape(item.cost)}"
+        console.print(Padding(f"{escape(item.definition)}\n{told}", (0, 0, 0, 4)))
+    console.print(f"\n{_FURTHER}", style="dim", markup=False)
+
+
+def rich_explain(name: str) -> None:
+    """Print what one measure declares on a terminal.
+
+    Args:
+        name: Of the measure.
+    """
+    from rich.console import Console
+    from rich.padding import Padding
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    item = registry[name]
+    console.print(Text(item.name, style="bold"))
+    for word, fact in _facts(item):
+        console.print(Text.assemble((f"{word}  ", "dim"), fact))
+    for line in ["", *reflowed(_text(item).split("\n"))]:
+        # The heads of sections stand at the margin and end in a colon.
+        head = line.endswith(":") and not line.startswith(" ")
+        indent = len(line) - len(line.lstrip())
+        console.print(Padding(Text(line.strip(), style="bold" if head else ""), (0, 0, 0, indent)))
+
+
+def reflowed(lines: list[str]) -> list[str]:
+    """Join the lines of every paragraph, so that they can be broken to another width.
+
+    Args:
+        lines: Of a docstring.
+
+    Returns:
+        One line per paragraph, entry of a list, or line of code.
+
+    Example:
+        >>> first = "values: One entry of a list whose text goes on in another line, and is long"
+        >>> reflowed([first, "    enough to be broken.", "other: Short."])[1:]
+        ['other: Short.']
+    """
+    found: list[str] = []
+    margins, full = {-1}, False
+    for line in lines:
+        text, indent = line.strip(), len(line) - len(line.lstrip())
+        entry = _ENTRY.match(text) is not None
+        if full and text and indent in margins and not entry:
+            found[-1] += f" {text}"
+        else:
+            found.append(line)
+            margins = {indent, indent + 4} if entry else {indent}
+        full = len(line) >= _FULL and not text.startswith((">>>", "..."))
+    return found
+
+
+def _claims(item: Measure) -> str:
+    """What a measure is invariant to, in a line."""
+    return ", ".join(group for group in GROUPS if group in item.invariant_to) or "nothing"
 
 
 def explain(name: str) -> str:
@@ -31,14 +107,23 @@ def explain(name: str) -> str:
         The text.
     """
     item = registry[name]
-    facts = [
+    return "\n".join([item.name, *aligned(_facts(item)), "", _text(item)])
+
+
+def _text(item: Measure) -> str:
+    """The docstring of a measure, with readable formulas."""
+    return readable(inspect.getdoc(item.function) or "")
+
+
+def _facts(item: Measure) -> list[tuple[str, ...]]:
+    """What a measure declares, with a word for each."""
+    return [
         ("symbol", item.symbol),
         ("paper", item.paper),
         ("geometry", item.geometry),
         ("functional", item.functional),
         ("options", ", ".join(f"{key}={value!r}" for key, value in item.options.items())),
     ]
-    return "\n".join([item.name, *aligned(facts), "", inspect.getdoc(item.function) or ""])
 
 
 def markdown_page() -> str:

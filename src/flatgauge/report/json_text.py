@@ -1,4 +1,4 @@
-"""Results as JSON."""
+"""Results as JSON, and back."""
 
 from __future__ import annotations
 
@@ -10,20 +10,25 @@ from typing import Any
 
 from torch import Tensor
 
+from flatgauge.report.writing import write_whole
+
+#: How numbers are written that JSON has not.
+_ODD = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
+
 
 def json_text(contents: dict[str, Any], path: str | Path | None) -> str:
     """Write plain contents as JSON.
 
     Args:
         contents: Made by `plain`.
-        path: Where to write them; None to return the text only.
+        path: Where to write them, as a whole or not at all; None to return the text only.
 
     Returns:
         The text.
     """
     text = json.dumps(contents, indent=2, ensure_ascii=False, allow_nan=False)
     if path is not None:
-        Path(path).write_text(text + "\n", encoding="utf-8")
+        write_whole(path, text + "\n")
     return text
 
 
@@ -45,3 +50,47 @@ def plain(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value
+
+
+def numbers(value: Any) -> Any:
+    """Turn "inf", "-inf" and "nan" in a nested value back into the numbers that `plain` met.
+
+    Args:
+        value: Plain dicts, lists, numbers and strings.
+
+    Returns:
+        The same with these strings as numbers.
+
+    Example:
+        >>> numbers({"a": ["inf", 1.0]})
+        {'a': [inf, 1.0]}
+    """
+    if isinstance(value, dict):
+        return {key: numbers(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [numbers(item) for item in value]
+    return _ODD.get(value, value) if isinstance(value, str) else value
+
+
+def read_json(path: str | Path) -> dict[str, Any]:
+    """Read a file of JSON.
+
+    Args:
+        path: The file.
+
+    Returns:
+        Its contents.
+
+    Raises:
+        ValueError: If it holds no JSON object.
+    """
+    text = Path(path).expanduser().read_text(encoding="utf-8")
+    try:
+        contents = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"`{path}` holds no JSON ({error}); give a file that `to_json` or `--save` wrote."
+        ) from error
+    if not isinstance(contents, dict):
+        raise ValueError(f"`{path}` holds no report; give a file that `to_json` wrote.")
+    return contents

@@ -1,44 +1,81 @@
-"""A progress bar on stderr."""
+"""A progress bar on stderr, with the time that is left."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from contextlib import ExitStack, contextmanager
 
 from flatgauge.surface import LossSurface
 
+#: Columns of a terminal below which only the name, the count and the time left are shown.
+_WIDE = 90
+
 
 @contextmanager
-def bar(surface: LossSurface) -> Iterator[Callable[[str, int, int], None]]:
-    """Show which measure runs, how many are done, and that the data are being read.
+def bar(*surfaces: LossSurface) -> Iterator[Callable[[str, int, int], None]]:
+    """Show what runs, how much is done, how often the data were read, and the time left.
 
     Args:
-        surface: Whose passes over the data to count.
+        *surfaces: Whose passes over the data to count.
 
     Yields:
-        What to give `fg.measure` as `progress`.
+        What to give as `progress`: called with a name, how many are done, and how many there are.
     """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    console = Console(stderr=True)
+    wide = console.width >= _WIDE
     columns = (
         TextColumn("{task.description}"),
-        BarColumn(),
+        *((BarColumn(bar_width=16),) if wide else ()),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[passes]:.1f} passes over the data"),
-        TimeElapsedColumn(),
+        *((TextColumn("{task.fields[passes]:.0f} passes"), TimeElapsedColumn()) if wide else ()),
+        TextColumn("{task.fields[left]}", style="dim"),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("measuring", total=None, passes=0.0)
-        seen = 0
-
-        def count(samples: int) -> None:
-            nonlocal seen
-            seen += samples
-            progress.update(task, passes=seen / surface.samples)
+    with (
+        Progress(*columns, console=console, transient=True) as progress,
+        ExitStack() as watched,
+    ):
+        task = progress.add_task("starting", total=None, passes=0.0, left="")
+        seen = 0.0
 
         def start(name: str, done: int, total: int) -> None:
-            progress.update(task, description=name, completed=done, total=total)
+            elapsed = progress.tasks[0].elapsed or 0.0
+            left = time_left(elapsed, done, total)
+            progress.update(task, description=name, completed=done, total=total, left=left)
 
-        with surface.watched(count):
-            yield start
+        for surface in surfaces:
+
+            def count(samples: int, all_samples: int = surface.samples) -> None:
+                nonlocal seen
+                seen += samples / all_samples
+                progress.update(task, passes=seen)
+
+            watched.enter_context(surface.watched(count))
+        yield start
+
+
+def time_left(elapsed: float, done: int, total: int) -> str:
+    """Guess how long the rest takes, if it is like what is done.
+
+    Args:
+        elapsed: Seconds so far.
+        done: How many parts these took.
+        total: How many parts there are.
+
+    Returns:
+        "about 3 min left"; nothing before two parts are done, as one says little of the others.
+
+    Example:
+        >>> time_left(8.0, 4, 32), time_left(600.0, 10, 25), time_left(5.0, 1, 9)
+        ('about 1 min left', 'about 15 min left', '')
+    """
+    if done < 2:
+        return ""
+    rest = elapsed / done * (total - done)
+    if rest < 50:
+        return f"about {max(5, round(rest / 5) * 5)} s left"
+    if rest < 5400:
+        return f"about {max(1, round(rest / 60))} min left"
+    return f"about {rest / 3600:.1f} h left"

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatgauge.estimators import Estimate
-from flatgauge.report.json_text import json_text, plain
+from flatgauge.report.json_text import json_text, plain, read_json
+from flatgauge.report.reading import read_report
 from flatgauge.report.run import Facts
-from flatgauge.report.table import header, kind, plain_table
+from flatgauge.report.table import UNFINISHED, header, kind, plain_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,10 +24,12 @@ class Report(Mapping[str, Estimate]):
     Attributes:
         estimates: By name of the measure.
         facts: What was measured, and how.
+        complete: Whether all that was asked for is there; not if the run was interrupted.
     """
 
     estimates: Mapping[str, Estimate]
     facts: Facts
+    complete: bool = True
 
     def __getitem__(self, name: str) -> Estimate:
         if name not in self.estimates:
@@ -42,7 +45,8 @@ class Report(Mapping[str, Estimate]):
         return len(self.estimates)
 
     def __repr__(self) -> str:
-        return f"{header(self.facts)}\n\n{plain_table(self.estimates)}"
+        text = f"{header(self.facts)}\n\n{plain_table(self.estimates)}"
+        return text if self.complete else f"{text}\n{UNFINISHED}"
 
     def to_frame(self) -> pd.DataFrame:
         """The estimates as a table, one row per measure.
@@ -68,8 +72,10 @@ class Report(Mapping[str, Estimate]):
         Returns:
             Facts and estimates. Numbers that JSON cannot hold are written as "inf", "nan".
         """
-        contents = {"facts": asdict(self.facts)} | {
-            "measures": {name: vars(estimate) for name, estimate in self.items()}
+        contents = {
+            "complete": self.complete,
+            "facts": asdict(self.facts),
+            "measures": {name: vars(estimate) for name, estimate in self.items()},
         }
         found = plain(contents)
         assert isinstance(found, dict)
@@ -85,3 +91,44 @@ class Report(Mapping[str, Estimate]):
             The text.
         """
         return json_text(self.to_dict(), path)
+
+    @classmethod
+    def from_dict(cls, contents: Mapping[str, Any]) -> Report:
+        """The report that `to_dict` was called on.
+
+        Args:
+            contents: What it gave.
+
+        Returns:
+            The report.
+        """
+        return cls(*read_report(contents))
+
+    @classmethod
+    def from_json(cls, path: str | Path) -> Report:
+        """Read a report that was written, whole or up to an interruption.
+
+        Args:
+            path: What `to_json`, `fg.measure(..., save=)` or ``flatgauge measure`` wrote.
+
+        Returns:
+            The report; `complete` says whether all that was asked for is there.
+        """
+        return cls.from_dict(read_json(path))
+
+    def to_html(self, path: str | Path, **extras: Any) -> Path:
+        """Write the report as one self-contained page.
+
+        Args:
+            path: Where to.
+            **extras: What else the page shows: see `flatgauge.report.page.write_page`.
+
+        Returns:
+            The path.
+        """
+        from flatgauge.report.page import write_page
+
+        unfinished = () if self.complete else (UNFINISHED,)
+        remarks = (*unfinished, *extras.pop("remarks", ()))
+        written: Path = write_page(path, {self.facts.model: self}, remarks=remarks, **extras)
+        return written

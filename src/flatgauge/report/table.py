@@ -12,8 +12,17 @@ from flatgauge.report.run import Facts
 #: Options that are always shown: a value means nothing without them.
 RADII = ("epsilon", "rho", "sigma", "lam")
 
+#: Said below what holds only part of what was asked for.
+UNFINISHED = "interrupted: not everything that was asked for is here"
+
 #: The columns of a table of estimates.
 COLUMNS = ("measure", "value", "data error", "kind", "products", "time")
+
+#: What is shown of it on narrower terminals.
+_NARROWER = (("measure", "value", "data error", "kind", "time"), ("measure", "value", "kind"))
+
+#: Of the kinds of numbers on a terminal.
+_COLOURS = {"exact": "green", "failed": "bold red", "not converged": "yellow"}
 
 
 def header(facts: Facts) -> str:
@@ -145,24 +154,26 @@ def aligned(cells: Sequence[tuple[str, ...]]) -> list[str]:
     ]
 
 
-def rich_print(facts: Facts, estimates: Mapping[str, Estimate]) -> None:
+def rich_print(facts: Facts, estimates: Mapping[str, Estimate], *, complete: bool = True) -> None:
     """Print a report on a terminal, with colour where it has any.
 
     Args:
         facts: The facts of the run.
         estimates: By name of the measure.
+        complete: Whether all that was asked for is there.
     """
     from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
+
+    from flatgauge.report.terminal import print_lines, print_table
 
     console = Console()
-    console.print(header(facts), highlight=False, markup=False)
-    table = Table(header_style="bold")
-    for column in COLUMNS:
-        table.add_column(column, no_wrap=column == "measure", overflow="fold")
-    for row in rows(estimates):
-        table.add_row(*map(escape, row))
-    console.print(table)
-    for line in joined_notes(estimates):
-        console.print(line, style="dim", highlight=False, markup=False)
+    print_lines(console, header(facts).splitlines())
+    table = [COLUMNS, *rows(estimates)]
+    # Empty columns are left out, then what is least looked at.
+    kept = [i for i in range(len(COLUMNS)) if i < 2 or any(row[i] for row in table[1:])]
+    narrower = [[i for i in kept if COLUMNS[i] in names] for names in _NARROWER]
+    full, *others = [[tuple(row[i] for i in way) for row in table] for way in (kept, *narrower)]
+    print_table(console, full, *others, colour=lambda cell: _COLOURS.get(cell, ""))
+    print_lines(console, joined_notes(estimates), style="dim")
+    if not complete:
+        print_lines(console, [UNFINISHED], style="bold")

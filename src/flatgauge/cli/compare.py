@@ -1,0 +1,124 @@
+"""`flatgauge compare`: several models, one ranking."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import redirect_stdout
+from typing import Annotated
+
+import typer
+
+from flatgauge.cli.application import app
+from flatgauge.cli.keeping import keeping
+from flatgauge.cli.model_words import names_of, read_models
+from flatgauge.cli.options import (
+    MODEL,
+    Data,
+    Debug,
+    Device,
+    Dtype,
+    Gauge,
+    Html,
+    Json,
+    Limit,
+    LossName,
+    Mean,
+    Measures,
+    Memory,
+    Save,
+    Seed,
+    Split,
+    Std,
+    Threads,
+    WeightDecay,
+    examples,
+)
+from flatgauge.cli.output import print_result, watched, words_for
+
+Models = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="MODEL CHECKPOINT...",
+        help="A model (file.py:factory) and the checkpoints to load into it; for other "
+        "architectures, further models, each with the checkpoints that follow it. A model without "
+        "checkpoint is compared as its factory makes it.",
+        show_default=False,
+    ),
+]
+Names = Annotated[
+    str | None,
+    typer.Option(
+        metavar="A,B,…",
+        help="What to call the models; the names of their files if not given.",
+        rich_help_panel=MODEL,
+    ),
+]
+
+
+@app.command(
+    epilog=examples(
+        "flatgauge compare nets.py:lenet small.pt large.pt --data mnist:data",
+        "flatgauge compare nets.py:net a.pt b.pt nets.py:resnet c.pt --data digits",
+        "flatgauge compare nets.py:net a.pt b.pt --data digits --html ranks.html",
+    )
+)
+def compare(
+    ctx: typer.Context,
+    *,
+    models: Models,
+    names: Names = None,
+    dtype: Dtype = None,
+    data: Data,
+    loss: LossName = "cross_entropy",
+    split: Split = "train",
+    limit: Limit = None,
+    mean: Mean = None,
+    std: Std = None,
+    weight_decay: WeightDecay = 0.0,
+    measures: Measures = None,
+    gauge: Gauge = None,
+    json: Json = False,
+    save: Save = None,
+    html: Html = None,
+    seed: Seed = 0,
+    threads: Threads = None,
+    device: Device = "cpu",
+    memory: Memory = "auto",
+    debug: Debug = False,
+) -> None:
+    """Rank several models or checkpoints on the same data: which is flattest, do measures agree?
+
+    The verdict counts only measures that no rescaling of the networks can move.
+    """
+    import flatgauge as fg
+    from flatgauge.command import open_surfaces, read_measures, set_threads
+    from flatgauge.measures import registry
+
+    set_threads(threads)
+    wanted = read_measures(measures or [])
+    entries = read_models(models)
+    labels = _labels(names, len(entries)) or names_of(entries)
+    with keeping(save, html, json=json) as keeper:
+        with redirect_stdout(sys.stderr):  # What the user's own code prints is no result.
+            named = dict(zip(labels, entries, strict=True))
+            surfaces, notes = open_surfaces(named, **words_for(open_surfaces, ctx))
+            for note in notes:
+                typer.echo(f"note: {note}", err=True)
+            keeper.notes, keeper.total = notes, len(wanted or registry) * len(surfaces)
+            comparison = fg.compare(
+                surfaces, measures=wanted, gauge=gauge, seed=seed, progress=watched(), save=keeper
+            )
+        print_result(comparison, json, notes)
+
+
+def _labels(names: str | None, count: int) -> list[str] | None:
+    """The names that were given, if they fit."""
+    if names is None:
+        return None
+    labels = [name.strip() for name in names.split(",")]
+    if len(set(labels)) != count or len(labels) != count or not all(labels):
+        raise ValueError(
+            f"`--names {names}` has {len(set(filter(None, labels)))} different names, and there "
+            f"are {count} models; give one for each, with commas between them."
+        )
+    return labels

@@ -1,0 +1,77 @@
+"""What the shell offers on Tab: names that are known without loading torch, which takes seconds."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+#: As in `flatgauge.datasets`, up to where a folder has to be named; a test holds them together.
+DATA = ("digits", "mnist:", "fashion-mnist:", "cifar10:")
+LOSSES = ("binary_cross_entropy", "cross_entropy", "l1", "mse", "nll", "output")
+SPLITS = ("train", "test")
+DTYPES = ("float32", "float64")
+DEVICES = ("cpu", "cuda", "mps")
+GAUGES = ("balanced",)
+
+
+def measure_names() -> list[str]:
+    """The measures, read from the code that declares them."""
+    folder = Path(__file__).parent.parent / "measures"
+    found = []
+    for path in sorted(folder.glob("*.py")):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.FunctionDef) and any(map(_declares, node.decorator_list)):
+                found.append(node.name)
+    return found
+
+
+def offered(names: tuple[str, ...], incomplete: str) -> list[str]:
+    """The names that begin with what was typed; none lets the shell offer files."""
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def complete_measure(incomplete: str) -> list[str]:
+    """Measures, also of the balanced form of the model."""
+    names = measure_names()
+    if "balanced:".startswith(incomplete) or incomplete.startswith("balanced:"):
+        names += [f"balanced:{name}" for name in names]
+    return offered(tuple(names), incomplete)
+
+
+def complete_data(incomplete: str) -> list[str]:
+    """Data by name."""
+    return offered(DATA, incomplete)
+
+
+def complete_loss(incomplete: str) -> list[str]:
+    """Losses by name."""
+    return offered(LOSSES, incomplete)
+
+
+def complete_split(incomplete: str) -> list[str]:
+    """Parts of the data."""
+    return offered(SPLITS, incomplete)
+
+
+def complete_dtype(incomplete: str) -> list[str]:
+    """Precisions."""
+    return offered(DTYPES, incomplete)
+
+
+def complete_device(incomplete: str) -> list[str]:
+    """Devices."""
+    return offered(DEVICES, incomplete)
+
+
+def complete_gauge(incomplete: str) -> list[str]:
+    """Gauges."""
+    return offered(GAUGES, incomplete)
+
+
+def _declares(decorator: ast.expr) -> bool:
+    """Whether a decorator is `@measure(...)`."""
+    return (
+        isinstance(decorator, ast.Call)
+        and isinstance(decorator.func, ast.Name)
+        and decorator.func.id == "measure"
+    )

@@ -1,0 +1,137 @@
+"""Compare models: the same measures of each, ranked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from flatgauge.asking import Progress, as_keeper, as_listener, checked_request
+from flatgauge.measuring import report_of
+from flatgauge.nested import tensors
+from flatgauge.report import Comparison, Report
+from flatgauge.surface import LossSurface
+
+
+def compare(
+    surfaces: Mapping[str, LossSurface],
+    *,
+    measures: Iterable[str] | Mapping[str, Mapping[str, Any]] | None = None,
+    gauge: str | None = None,
+    seed: int = 0,
+    progress: Progress | bool = False,
+    save: str | Path | Callable[[Comparison], object] | None = None,
+) -> Comparison:
+    """Measure several models alike and say which is flatter.
+
+    Compare what no rewriting can move: the verdict counts only measures that are invariant to
+    rescaling single units; the ranks by others depend on how the networks are written. All models
+    should be measured on the same samples with the same loss; where they are not, the comparison
+    says so.
+
+    Args:
+        surfaces: By the name of the model, at least two.
+        measures: As for `fg.measure`; None for all. One that fails for one model is marked
+            there, also if it was asked for by name.
+        gauge: As for `fg.measure`.
+        seed: Of everything random, the same for every model.
+        progress: True for a bar on stderr; or a function called before each measure with the
+            names of model and measure, how many are done, and how many there are.
+        save: A file that holds the comparison as JSON after every measure that is finished; or a
+            function that is called with the comparison so far.
+
+    Returns:
+        The comparison: reports by name of the model, ranks, and how far measures agree.
+
+    Raises:
+        TypeError: If `surfaces` is no mapping from names to surfaces.
+        ValueError: If there are fewer than two, or a measure, an option or a gauge does not exist.
+
+    Example:
+        >>> from flatgauge.examples import two_weights
+        >>> comparison = compare(
+        ...     {"flat": two_weights(0.1, 0.1), "sharp": two_weights(2.0, 3.0)},
+        ...     measures=["hessian_trace", "adaptive_trace"],
+        ... )
+        >>> comparison.verdict
+        '1 of 1 invariant measure ranks flat flattest'
+        >>> comparison.ranks().loc["adaptive_trace"].to_dict()
+        {'flat': 1, 'sharp': 2}
+    """
+    _check(surfaces)
+    if isinstance(measures, Iterator):
+        measures = list(measures)
+    wanted = [checked_request(surface, measures, gauge, seed) for surface in surfaces.values()]
+    keep, remarks = as_keeper(save), _data_remarks(surfaces)
+    watching: AbstractContextManager[Progress | None] = nullcontext(as_listener(progress))
+    if progress is True:
+        from flatgauge.report.progress import bar
+
+        watching = bar(*surfaces.values())
+    reports: dict[str, Report] = {}
+    with watching as listener:
+        for number, (name, surface) in enumerate(surfaces.items()):
+
+            def so_far(report: Report, name: str = name) -> None:
+                reports[name] = report
+                if keep is not None:
+                    done = len(reports) == len(surfaces) and report.complete
+                    keep(Comparison(dict(reports), remarks, complete=done))
+
+            told = _told(listener, name, number, len(surfaces))
+            report_of(surface, wanted[0], seed=seed, strict=False, progress=told, keep=so_far)
+            surface.release()  # The next model needs the memory that this one's graphs take.
+    return Comparison(reports, remarks)
+
+
+def _check(surfaces: Any) -> None:
+    """Refuse what is no mapping from names to two or more surfaces."""
+    if not isinstance(surfaces, Mapping) or not all(isinstance(name, str) for name in surfaces):
+        raise TypeError(
+            f"`surfaces` is a {type(surfaces).__name__}; pass a dict from the models' names to "
+            "their surfaces: {'small batch': LossSurface(...), 'large batch': LossSurface(...)}."
+        )
+    if len(surfaces) < 2:
+        raise ValueError(
+            f"`surfaces` has {len(surfaces)} model{'s' if len(surfaces) != 1 else ''}, and a "
+            "comparison needs two; use fg.measure for one."
+        )
+
+
+def _told(listener: Progress | None, model: str, number: int, models: int) -> Progress | None:
+    """Progress within one model as progress of all."""
+    if listener is None:
+        return None
+
+    def tell(measure: str, done: int, total: int) -> None:
+        listener(f"{model}: {measure}", number * total + done, models * total)
+
+    return tell
+
+
+def _data_remarks(surfaces: Mapping[str, LossSurface]) -> tuple[str, ...]:
+    """Say whether the models see other samples, as far as the first one tells."""
+    first, *others = [(name, _first_sample(surface)) for name, surface in surfaces.items()]
+    shapes = {name: [tuple(t.shape) for t in sample] for name, sample in (first, *others)}
+    if any(shape != shapes[first[0]] for shape in shapes.values()):
+        listed = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
+        return (f"samples of different shapes: {listed}",)
+    odd = [
+        name
+        for name, sample in others
+        if not all(torch.equal(a, b) for a, b in zip(first[1], sample, strict=True))
+    ]
+    if odd:
+        return (
+            f"not the same data: the first sample of {', '.join(odd)} is not that of {first[0]}",
+        )
+    return ()
+
+
+def _first_sample(surface: LossSurface) -> list[torch.Tensor]:
+    """The tensors of the first sample, in the precision in which models can be compared."""
+    batch = next(surface.objective.chunks(1))
+    return [t.detach().cpu().to(torch.float32) for t in tensors((batch.inputs, batch.target))]

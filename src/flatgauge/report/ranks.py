@@ -1,0 +1,77 @@
+"""Which of several models is flatter, as far as their errors let one tell."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from flatgauge.estimators import Estimate
+from flatgauge.precision import DOUBLE, SINGLE
+
+#: How many combined errors two values must lie apart to be told apart.
+APART = 2.0
+
+#: Relative differences that are rounding, by precision; half precisions keep three digits.
+_ROUNDING = {"float64": DOUBLE, "float32": SINGLE}
+_COARSE = 1e-2
+
+
+def rounding_of(dtype: str) -> float:
+    """The relative difference that rounding alone can make in a precision."""
+    return _ROUNDING.get(dtype, _COARSE)
+
+
+def flatter(first: Estimate, second: Estimate, *, rounding: float = SINGLE) -> bool:
+    """Whether the first value is below the second by more than both may be off.
+
+    Standard errors are independent and add as squares; bounds of solvers add as they are. The
+    samples are the same for both, so `data_stderr` plays no part.
+
+    Args:
+        first: One estimate.
+        second: The other.
+        rounding: The relative difference that rounding can make.
+
+    Returns:
+        True only if they lie more than twice their combined error apart. An error that is not
+        known (nan) tells nothing apart.
+
+    Example:
+        >>> flatter(Estimate(1.0, stderr=0.1), Estimate(1.2, stderr=0.1))
+        False
+        >>> flatter(Estimate(1.0, stderr=0.1), Estimate(1.3, stderr=0.1))
+        True
+    """
+    if not first.value < second.value:
+        return False
+    if math.isinf(second.value - first.value):
+        return True
+    error = math.hypot(first.stderr, second.stderr) + (first.bound or 0.0) + (second.bound or 0.0)
+    size = max(abs(first.value), abs(second.value))
+    return second.value - first.value > max(APART * error, rounding * size)
+
+
+def ranked(estimates: Mapping[str, Estimate], *, rounding: float = SINGLE) -> dict[str, int | None]:
+    """Give every model its rank: one more than the number of models that are flatter.
+
+    Args:
+        estimates: Of one measure, by model.
+        rounding: The relative difference that rounding can make.
+
+    Returns:
+        By model, flattest first: 1 is flattest, models that cannot be told apart share a rank;
+        None, and last, for one that could not be measured.
+
+    Example:
+        >>> values = {"a": 3.0, "b": 1.0, "c": 3.0, "d": math.nan}
+        >>> ranked({name: Estimate(value) for name, value in values.items()})
+        {'b': 1, 'a': 2, 'c': 2, 'd': None}
+    """
+    known = {name: e for name, e in estimates.items() if not math.isnan(e.value)}
+    ranks = {
+        name: 1 + sum(flatter(e, own, rounding=rounding) for e in known.values())
+        for name, own in known.items()
+    }
+    order = sorted(known, key=lambda name: (ranks[name], known[name].value))
+    failed = [name for name in estimates if name not in known]
+    return {name: ranks[name] for name in order} | dict.fromkeys(failed)
