@@ -1,0 +1,125 @@
+"""What a page shows beside numbers: certificates, gauges, spectra and landscapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from flatgauge.certifying import certify
+from flatgauge.landscaping import landscape
+from flatgauge.report import Certificate
+from flatgauge.report.drawable import Drawable
+from flatgauge.spectra import spectrum
+from flatgauge.surface import LossSurface
+from flatgauge.symmetry import GaugeGroup
+from flatgauge.symmetry.of_surface import gauge_of
+
+#: What can be shown.
+PARTS = ("certificate", "spectrum", "landscape")
+
+#: Samples on which models are certified: invariance does not depend on how many.
+CERTIFIED = 200
+
+#: Random starts of a spectrum, and products for each.
+PROBES, STEPS = 3, 40
+
+#: Points along a line, and along each side of a plane.
+LINE, PLANE = 41, 15
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass
+class Illustrations:
+    """What a page shows beside numbers; `vars` of it are keywords of `Report.to_html`.
+
+    Attributes:
+        certificates: By name of the model.
+        gauges: By name of the model.
+        spectra: In several geometries.
+        landscapes: In several spaces.
+        remarks: What could not be shown, and why.
+    """
+
+    certificates: dict[str, Certificate] = field(default_factory=dict)
+    gauges: dict[str, GaugeGroup] = field(default_factory=dict)
+    spectra: list[Drawable] = field(default_factory=list)
+    landscapes: list[Drawable] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+
+def illustrate(
+    surfaces: Mapping[str, LossSurface],
+    *,
+    parts: Iterable[str] = PARTS,
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Illustrations:
+    """Compute what a page shows beside numbers.
+
+    Args:
+        surfaces: By name of the model.
+        parts: Of `PARTS`.
+        seed: Of everything random.
+        progress: Called before each piece with its name, how many are done, and how many there
+            are.
+
+    Returns:
+        What was found. A piece that cannot be had for a model is told in the remarks.
+
+    Raises:
+        ValueError: If there is no such part.
+    """
+    wanted = set(parts)
+    if unknown := wanted - set(PARTS):
+        raise ValueError(
+            f"there is no part {', '.join(map(repr, sorted(unknown)))}; the parts are "
+            f"{', '.join(PARTS)}."
+        )
+    found = Illustrations()
+    pieces = _pieces(dict(surfaces), wanted, seed, found)
+    for done, (name, compute) in enumerate(pieces):
+        if progress is not None:
+            progress(name, done, len(pieces))
+        try:
+            compute()
+        except (ValueError, RuntimeError, MemoryError) as error:
+            found.remarks.append(f"no {name}: {error}")
+    return found
+
+
+def _pieces(
+    surfaces: dict[str, LossSurface], wanted: set[str], seed: int, found: Illustrations
+) -> list[tuple[str, Callable[[], None]]]:
+    """What is to be computed, by name."""
+    several = len(surfaces) > 1
+    drawn: Any = surfaces if several else next(iter(surfaces.values()))
+    pieces: list[tuple[str, Callable[[], None]]] = []
+
+    def certified(name: str, surface: LossSurface) -> None:
+        found.gauges[name] = gauge_of(surface)
+        few = surface.first(CERTIFIED)
+        found.certificates[name] = certify(few, trials=1 if several else 3, seed=seed)
+
+    def spread(geometry: str) -> None:
+        found.spectra.append(
+            spectrum(drawn, geometry=geometry, probes=PROBES, steps=STEPS, seed=seed)
+        )
+
+    def drawing(space: str, dims: int) -> None:
+        points = LINE if dims == 1 else PLANE
+        found.landscapes.append(
+            landscape(drawn, space=space, dims=dims, points=points, seed=seed)
+        )
+
+    if "certificate" in wanted:
+        for name, surface in surfaces.items():
+            pieces.append((f"certificate of {name}", lambda n=name, s=surface: certified(n, s)))
+    if "spectrum" in wanted:
+        for geometry in ("weights", "per weight"):
+            pieces.append((f"spectrum ({geometry})", lambda g=geometry: spread(g)))
+    if "landscape" in wanted:
+        for space, dims in (("layers", 1), ("filters", 2), ("basis_paths", 2)):
+            pieces.append((f"landscape ({space})", lambda s=space, d=dims: drawing(s, d)))
+    return pieces
