@@ -15,6 +15,7 @@ ROOT = Path(flatgauge.__file__).parent
 #: From the ground up; a module may import only from lines above its own, or from its own unit.
 LAYERS = [
     ["arguments", "nested", "precision", "layout", "isolation", "memory", "products", "nodes"],
+    ["signed_log"],
     ["drawing"],
     ["truncated"],
     ["graph", "osborne"],
@@ -39,7 +40,7 @@ LAYERS = [
     ["landscaping", "measures", "robustness"],
     ["guarantees"],
     ["report"],
-    ["measuring"],
+    ["measuring", "spectra"],
     ["retrial"],
     ["judging"],
     ["certifying"],

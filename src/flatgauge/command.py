@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +13,8 @@ from flatgauge.datasets import load_dataset
 from flatgauge.losses import NAMED
 from flatgauge.measures import BALANCED, registry
 from flatgauge.surface import LossSurface
+from flatgauge.symmetry.of_surface import gauge_of
+from flatgauge.symmetry.rescaling import multiply
 from flatgauge.user_code import build_model, resolve
 from flatgauge.weights import load_weights
 
@@ -81,6 +84,56 @@ def open_surface(
         weight_decay=weight_decay,
     )
     return surface, notes
+
+
+def named_checkpoints(files: list[str]) -> dict[str, str | None]:
+    """Give checkpoints short names that tell them apart.
+
+    Args:
+        files: The checkpoints; none for the model as its factory makes it.
+
+    Returns:
+        Files by name.
+
+    Raises:
+        ValueError: If a file is given twice.
+
+    Example:
+        >>> named_checkpoints(["runs/a/best.pt", "runs/b/best.pt"])
+        {'runs/a/best.pt': 'runs/a/best.pt', 'runs/b/best.pt': 'runs/b/best.pt'}
+        >>> named_checkpoints(["small.pt", "large.pt"])
+        {'small': 'small.pt', 'large': 'large.pt'}
+    """
+    if len(set(files)) < len(files):
+        raise ValueError("a checkpoint is given twice; give every `--weights` once.")
+    short = [Path(file).stem for file in files]
+    names = short if len(set(short)) == len(short) else files
+    return dict(zip(names, files, strict=True)) or {"as made": None}
+
+
+def rescaled_surface(surface: LossSurface, *, seed: int) -> LossSurface:
+    """The same function, written differently: every free scale moved by a power of two.
+
+    Args:
+        surface: The surface; not changed.
+        seed: Of the factors.
+
+    Returns:
+        A surface on a rescaled copy of the model.
+
+    Raises:
+        ValueError: If nothing of the model can be rescaled.
+    """
+    gauge = gauge_of(surface)
+    if not gauge.dim:
+        raise ValueError(
+            "nothing of this model can be rescaled without changing its function; leave "
+            f"`--rescaled` out. {gauge.describe()}"
+        )
+    move = gauge.sample(generator=torch.Generator().manual_seed(seed), powers_of_two=True)
+    twin = surface.twin()
+    multiply(twin.model, gauge.factors(move))
+    return twin
 
 
 def read_measures(words: list[str]) -> dict[str, dict[str, Any]] | None:
