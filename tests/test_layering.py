@@ -15,6 +15,7 @@ ROOT = Path(flatgauge.__file__).parent
 #: From the ground up; a module may import only from lines above its own, or from its own unit.
 LAYERS = [
     ["arguments", "nested", "precision", "layout", "isolation", "memory", "products", "nodes"],
+    ["signed_log"],
     ["drawing"],
     ["truncated"],
     ["graph", "osborne"],
@@ -41,7 +42,7 @@ LAYERS = [
     ["report"],
     ["asking"],
     ["measuring"],
-    ["comparing", "retrial"],
+    ["comparing", "retrial", "spectra"],
     ["judging"],
     ["certifying"],
     ["demo", "command"],

@@ -74,9 +74,7 @@ class Convolutional(nn.Sequential):
 
 
 SETTINGS = (
-    Setting(
-        "MNIST, 784-256-256-10", "mnist:{}/mnist", 5000, Connected, (16, 500), 0.1, 0.01, 1e-4
-    ),
+    Setting("MNIST, 784-256-256-10", "mnist:{}/mnist", 5000, Connected, (16, 500), 0.1, 0.01, 1e-4),
     Setting(
         "CIFAR-10, small AlexNet",
         "cifar10:{}/cifar-10-batches-bin",

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from flatgauge.path_space import BasisPaths, basis_paths
     from flatgauge.report import Certificate, Comparison, Report
     from flatgauge.robustness import feature_robustness
+    from flatgauge.spectra import Spectra, Spectrum, spectrum
     from flatgauge.surface import LossSurface
     from flatgauge.symmetry import GaugeGroup, balance, find_gauge
 
@@ -38,6 +39,8 @@ _HOMES = {
     "Landscape": "landscaping",
     "LossSurface": "surface",
     "Report": "report",
+    "Spectra": "spectra",
+    "Spectrum": "spectra",
     "balance": "symmetry",
     "basis_paths": "path_space",
     "bounds": "guarantees",
@@ -50,6 +53,7 @@ _HOMES = {
     "landscape": "landscaping",
     "load_dataset": "datasets",
     "measure": "measuring",
+    "spectrum": "spectra",
 }
 
 #: Packages that are reached as `fg.measures.kappa_max`, without an import of their own.
@@ -64,6 +68,8 @@ __all__ = [
     "Landscape",
     "LossSurface",
     "Report",
+    "Spectra",
+    "Spectrum",
     "balance",
     "basis_paths",
     "bounds",
@@ -76,6 +82,7 @@ __all__ = [
     "landscape",
     "load_dataset",
     "measure",
+    "spectrum",
 ]
 
 

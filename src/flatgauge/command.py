@@ -14,6 +14,8 @@ from flatgauge.datasets import load_dataset
 from flatgauge.losses import NAMED
 from flatgauge.measures import BALANCED, registry
 from flatgauge.surface import LossSurface
+from flatgauge.symmetry.of_surface import gauge_of
+from flatgauge.symmetry.rescaling import multiply
 from flatgauge.user_code import build_model, resolve
 from flatgauge.weights import load_weights
 
@@ -153,6 +155,31 @@ def _modules(
         except (RuntimeError, AssertionError) as error:
             raise ValueError(f"`--device {device}` cannot be used here: {error}") from error
     return modules, notes
+
+
+def rescaled_surface(surface: LossSurface, *, seed: int) -> LossSurface:
+    """The same function, written differently: every free scale moved by a power of two.
+
+    Args:
+        surface: The surface; not changed.
+        seed: Of the factors.
+
+    Returns:
+        A surface on a rescaled copy of the model.
+
+    Raises:
+        ValueError: If nothing of the model can be rescaled.
+    """
+    gauge = gauge_of(surface)
+    if not gauge.dim:
+        raise ValueError(
+            "nothing of this model can be rescaled without changing its function; leave "
+            f"`--rescaled` out. {gauge.describe()}"
+        )
+    move = gauge.sample(generator=torch.Generator().manual_seed(seed), powers_of_two=True)
+    twin = surface.twin()
+    multiply(twin.model, gauge.factors(move))
+    return twin
 
 
 def read_measures(words: list[str]) -> dict[str, dict[str, Any]] | None:

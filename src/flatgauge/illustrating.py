@@ -109,9 +109,7 @@ def _pieces(
 
     def drawing(space: str, dims: int) -> None:
         points = LINE if dims == 1 else PLANE
-        found.landscapes.append(
-            landscape(drawn, space=space, dims=dims, points=points, seed=seed)
-        )
+        found.landscapes.append(landscape(drawn, space=space, dims=dims, points=points, seed=seed))
 
     if "certificate" in wanted:
         for name, surface in surfaces.items():

@@ -10,7 +10,6 @@ import typer
 
 from flatgauge.cli.application import app
 from flatgauge.cli.keeping import keeping
-from flatgauge.cli.model_words import names_of, read_models
 from flatgauge.cli.options import (
     MODEL,
     Data,
@@ -25,6 +24,7 @@ from flatgauge.cli.options import (
     Mean,
     Measures,
     Memory,
+    Models,
     Save,
     Seed,
     Split,
@@ -33,18 +33,8 @@ from flatgauge.cli.options import (
     WeightDecay,
     examples,
 )
-from flatgauge.cli.output import print_result, watched, words_for
+from flatgauge.cli.output import all_opened, print_result, watched
 
-Models = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="MODEL CHECKPOINT...",
-        help="A model (file.py:factory) and the checkpoints to load into it; for other "
-        "architectures, further models, each with the checkpoints that follow it. A model without "
-        "checkpoint is compared as its factory makes it.",
-        show_default=False,
-    ),
-]
 Names = Annotated[
     str | None,
     typer.Option(
@@ -91,34 +81,16 @@ def compare(
     The verdict counts only measures that no rescaling of the networks can move.
     """
     import flatgauge as fg
-    from flatgauge.command import open_surfaces, read_measures, set_threads
+    from flatgauge.command import read_measures, set_threads
     from flatgauge.measures import registry
 
     set_threads(threads)
     wanted = read_measures(measures or [])
-    entries = read_models(models)
-    labels = _labels(names, len(entries)) or names_of(entries)
     with keeping(save, html, json=json) as keeper:
         with redirect_stdout(sys.stderr):  # What the user's own code prints is no result.
-            named = dict(zip(labels, entries, strict=True))
-            surfaces, notes = open_surfaces(named, **words_for(open_surfaces, ctx))
-            for note in notes:
-                typer.echo(f"note: {note}", err=True)
+            surfaces, notes = all_opened(ctx, models, names)
             keeper.notes, keeper.total = notes, len(wanted or registry) * len(surfaces)
             comparison = fg.compare(
                 surfaces, measures=wanted, gauge=gauge, seed=seed, progress=watched(), save=keeper
             )
         print_result(comparison, json, notes)
-
-
-def _labels(names: str | None, count: int) -> list[str] | None:
-    """The names that were given, if they fit."""
-    if names is None:
-        return None
-    labels = [name.strip() for name in names.split(",")]
-    if len(set(labels)) != count or len(labels) != count or not all(labels):
-        raise ValueError(
-            f"`--names {names}` has {len(set(filter(None, labels)))} different names, and there "
-            f"are {count} models; give one for each, with commas between them."
-        )
-    return labels

@@ -36,6 +36,23 @@ Dtype = Annotated[
         autocompletion=completion.complete_dtype,
     ),
 ]
+Models = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="MODEL CHECKPOINT...",
+        help="A model (file.py:factory) and the checkpoints to load into it; for other "
+        "architectures, further models, each with the checkpoints that follow it. A model without "
+        "checkpoint is compared as its factory makes it.",
+        show_default=False,
+    ),
+]
+MoreWeights = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Checkpoint for the last model; another way to name one, may be repeated.",
+        rich_help_panel=MODEL,
+    ),
+]
 Data = Annotated[
     str,
     typer.Option(

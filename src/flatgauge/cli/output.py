@@ -22,6 +22,31 @@ def opened(ctx: typer.Context) -> tuple[LossSurface, list[str]]:
     return surface, notes
 
 
+def all_opened(
+    ctx: typer.Context, words: list[str], names: str | None = None
+) -> tuple[dict[str, LossSurface], list[str]]:
+    """The surfaces of several models, by name; notes on them are told, and given back.
+
+    Args:
+        ctx: The command, with the options of data and loss.
+        words: Models, each with the checkpoints that follow it.
+        names: What to call them, with commas; None for the names of their files.
+
+    Returns:
+        The surfaces and the notes.
+    """
+    from flatgauge.cli.model_words import names_of, read_models
+    from flatgauge.command import open_surfaces
+
+    entries = read_models(words)
+    labels = _labels(names, len(entries)) or names_of(entries)
+    named = dict(zip(labels, entries, strict=True))
+    surfaces, notes = open_surfaces(named, **words_for(open_surfaces, ctx))
+    for note in notes:
+        typer.echo(f"note: {note}", err=True)
+    return surfaces, notes
+
+
 def words_for(function: Any, ctx: typer.Context) -> dict[str, Any]:
     """Those options of a command that a function takes, by name."""
     import inspect
@@ -77,3 +102,16 @@ def print_result(result: Report | Comparison, json: bool, notes: list[str]) -> N
         from flatgauge.report.table import rich_print as print_report
 
         print_report(result.facts, result.estimates, complete=result.complete)
+
+
+def _labels(names: str | None, count: int) -> list[str] | None:
+    """The names that were given, if they fit."""
+    if names is None:
+        return None
+    labels = [name.strip() for name in names.split(",")]
+    if len(set(labels)) != count or len(labels) != count or not all(labels):
+        raise ValueError(
+            f"`--names {names}` has {len(set(filter(None, labels)))} different names, and there "
+            f"are {count} models; give one for each, with commas between them."
+        )
+    return labels

@@ -92,9 +92,7 @@ def demonstrate(say: Callable[[str], None], path: Path, *, seed: int = 0) -> Dem
         spectra=spectra,
         landscapes=landscapes,
         command=f"flatgauge demo --seed {seed}",
-        remarks=[
-            f"{name}: test accuracy {accuracy:.1%}" for name, accuracy in accuracies.items()
-        ],
+        remarks=[f"{name}: test accuracy {accuracy:.1%}" for name, accuracy in accuracies.items()],
     )
     found = Demonstration(comparison, accuracies, change, certificate, path)
     say("\n" + "\n".join(summary(found, CHOSEN, DISGUISED)))

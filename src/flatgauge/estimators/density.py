@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor
@@ -45,14 +46,18 @@ class SpectralDensity:
     Attributes:
         nodes: Ritz values in rising order, ``(probes, steps)``, float64.
         weights: Their weights, ``(probes, steps)``; 0 where a run closed early.
+        residuals: How far from each node an eigenvalue lies at most, ``(probes, steps)``.
         size: Size of the matrix.
         matvecs: Matrix-vector products spent.
+        rounding: What is smaller in size cannot be told from 0 in the matrix's precision.
     """
 
     nodes: Tensor
     weights: Tensor
+    residuals: Tensor
     size: int
     matvecs: int
+    rounding: float
 
     @property
     def extremes(self) -> tuple[float, float]:
@@ -89,7 +94,7 @@ class SpectralDensity:
         """
         if order < 1:
             raise ValueError(f"`order` is {order!r}; pass a power of 1 or more.")
-        values, stderr = _mean((self.weights * self.nodes**order).sum(dim=1))
+        values, stderr = mean_over_probes((self.weights * self.nodes**order).sum(dim=1))
         return Estimate(values.item(), stderr=stderr.item(), matvecs=self.matvecs)
 
     def grid(self, points: int = 1001, *, width: float | None = None) -> Tensor:
@@ -130,7 +135,7 @@ class SpectralDensity:
         for nodes, weights in zip(self.nodes, self.weights, strict=True):
             bells = torch.exp(-(((grid[:, None] - nodes) / width) ** 2) / 2)  # (g, steps)
             rows.append(bells @ weights / (width * math.sqrt(2 * math.pi)))
-        return Curve(grid, *_mean(torch.stack(rows)))
+        return Curve(grid, *mean_over_probes(torch.stack(rows)))
 
     def cumulative(self, grid: Tensor | None = None) -> Curve:
         """Share of eigenvalues at or below each place.
@@ -146,7 +151,7 @@ class SpectralDensity:
             (nodes <= grid[:, None]).double() @ weights
             for nodes, weights in zip(self.nodes, self.weights, strict=True)
         ]
-        return Curve(grid, *_mean(torch.stack(rows)))
+        return Curve(grid, *mean_over_probes(torch.stack(rows)))
 
 
 def spectral_density(
@@ -194,20 +199,33 @@ def spectral_density(
         otherwise="for a small matrix use `torch.linalg.eigvalsh`",
     )
     runs = [_quadrature(matrix, steps, source) for _ in range(probes)]
-    longest = max(len(nodes) for nodes, _ in runs)
+    longest = max(len(run.nodes) for run in runs)
     return SpectralDensity(
-        nodes=torch.stack([_padded(nodes, longest, nodes[-1].item()) for nodes, _ in runs]),
-        weights=torch.stack([_padded(weights, longest, 0.0) for _, weights in runs]),
+        nodes=torch.stack([_padded(run.nodes, longest, run.nodes[-1].item()) for run in runs]),
+        weights=torch.stack([_padded(run.weights, longest, 0.0) for run in runs]),
+        residuals=torch.stack([_padded(run.residuals, longest, 0.0) for run in runs]),
         size=matrix.size,
         matvecs=matrix.matvecs,
+        rounding=max(run.rounding for run in runs),
     )
 
 
-def _quadrature(matrix: Matrix, steps: int, generator: Generator) -> tuple[Tensor, Tensor]:
+class _Run(NamedTuple):
+    """What one random start gives."""
+
+    nodes: Tensor
+    weights: Tensor
+    residuals: Tensor
+    rounding: float
+
+
+def _quadrature(matrix: Matrix, steps: int, generator: Generator) -> _Run:
     """Nodes and weights from one random start."""
-    ritz = lanczos(matrix, random_vectors.direction(matrix, generator), steps).ritz()
+    space = lanczos(matrix, random_vectors.direction(matrix, generator), steps)
+    ritz = space.ritz()
     weights = torch.from_numpy(ritz.coefficients[0] ** 2)  # the start is the first basis vector
-    return torch.from_numpy(ritz.values), weights / weights.sum()
+    nodes, residuals = torch.from_numpy(ritz.values), torch.from_numpy(ritz.residuals)
+    return _Run(nodes, weights / weights.sum(), residuals, space.rounding)
 
 
 def _padded(row: Tensor, length: int, value: float) -> Tensor:
@@ -215,6 +233,13 @@ def _padded(row: Tensor, length: int, value: float) -> Tensor:
     return torch.nn.functional.pad(row, (0, length - len(row)), value=value)
 
 
-def _mean(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean over the probes (first dimension) and its standard error."""
+def mean_over_probes(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean over the probes (first dimension) and its standard error.
+
+    Args:
+        rows: One per probe.
+
+    Returns:
+        Both, without the first dimension.
+    """
     return rows.mean(dim=0), rows.std(dim=0) / math.sqrt(len(rows))

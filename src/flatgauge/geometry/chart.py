@@ -100,6 +100,11 @@ class Chart(ABC):
     def origin(self) -> Tensor:
         """The coordinates of the point: zeros."""
 
+    @property
+    def moving(self) -> Tensor:
+        """Which coordinates move the weights at all, one flag each."""
+        return torch.ones_like(self.origin, dtype=torch.bool)
+
     @abstractmethod
     def value(self, u: Tensor) -> float:
         """The loss at a displacement."""

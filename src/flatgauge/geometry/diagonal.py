@@ -52,6 +52,11 @@ class Diagonal(Chart):
         """The coordinates of the point: zeros."""
         return torch.zeros_like(self._point)
 
+    @property
+    def moving(self) -> Tensor:
+        """The weights that take part and have a unit."""
+        return self._diagonal != 0
+
     def value(self, u: Tensor) -> float:
         """The loss at θ + D u."""
         return self.surface.value(self._point + self._diagonal * u)
@@ -67,7 +72,7 @@ class Diagonal(Chart):
 
     def direction(self, generator: Generator) -> Tensor:
         """A random direction among the weights that have a unit."""
-        return super().direction(generator) * (self._diagonal != 0)
+        return super().direction(generator) * self.moving
 
     def swept(self, *, all_columns: bool, generator: Generator | None) -> Swept:
         """The sum over the swept tensors of tr D H D."""

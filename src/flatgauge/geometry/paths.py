@@ -115,6 +115,11 @@ class PathValues(Chart):
         """The coordinates of the point: zeros."""
         return torch.zeros(len(self.paths), dtype=torch.float64)
 
+    @property
+    def moving(self) -> Tensor:
+        """The paths that take part."""
+        return self.mask
+
     def row(self, u: Tensor) -> Tensor:
         """The weights at a displacement, in one row in the order of the paths' parameters."""
         moved = u * self.mask

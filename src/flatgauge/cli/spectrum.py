@@ -1,0 +1,112 @@
+"""`flatgauge spectrum`: how the eigenvalues are spread, of one model or several."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flatgauge.cli.application import app
+from flatgauge.cli.options import (
+    Data,
+    Debug,
+    Device,
+    Dtype,
+    Json,
+    Limit,
+    LossName,
+    Mean,
+    Memory,
+    Models,
+    MoreWeights,
+    Seed,
+    Split,
+    Std,
+    Threads,
+    WeightDecay,
+)
+from flatgauge.cli.output import all_opened, print_json
+
+if TYPE_CHECKING:
+    from flatgauge.surface import LossSurface
+
+
+@app.command(
+    epilog="Example: flatgauge spectrum nets.py:lenet --weights lenet.pt --data mnist:data "
+    "--limit 1000 --geometry 'per weight' --rescaled --html spectrum.html"
+)
+def spectrum(
+    ctx: typer.Context,
+    *,
+    models: Models,
+    weights: MoreWeights = None,
+    data: Data,
+    loss: LossName = "cross_entropy",
+    geometry: Annotated[
+        str, typer.Option(help="weights, 'per tensor', 'per weight', 'basis paths' or balanced.")
+    ] = "weights",
+    rescaled: Annotated[
+        bool, typer.Option("--rescaled", help="Draw a randomly rescaled copy of each as well.")
+    ] = False,
+    probes: Annotated[int, typer.Option(min=2, help="Random starts.")] = 8,
+    steps: Annotated[int, typer.Option(min=1, help="Hessian products per start.")] = 64,
+    top: Annotated[int, typer.Option(min=0, help="How many of the largest to find.")] = 10,
+    split: Split = "train",
+    limit: Limit = None,
+    mean: Mean = None,
+    std: Std = None,
+    dtype: Dtype = None,
+    device: Device = "cpu",
+    memory: Memory = "auto",
+    weight_decay: WeightDecay = 0.0,
+    seed: Seed = 0,
+    threads: Threads = None,
+    png: Annotated[
+        Path | None, typer.Option(help="Draw it to this file (.png, .pdf, .svg).")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page to this file.")] = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show how the eigenvalues of the Hessian are spread, in a geometry that you choose."""
+    import flatgauge as fg
+    from flatgauge.command import set_threads
+
+    set_threads(threads)
+    with redirect_stdout(sys.stderr):
+        surfaces, notes = all_opened(ctx, [*models, *(weights or [])])
+        if rescaled:
+            surfaces = _with_rescaled(surfaces, seed)
+        chosen: Any = surfaces if len(surfaces) > 1 else next(iter(surfaces.values()))
+        found = fg.spectrum(
+            chosen,
+            geometry=geometry,
+            probes=probes,
+            steps=steps,
+            top=top,
+            seed=seed,
+            progress=sys.stderr.isatty(),
+        )
+    if png is not None:
+        found.plot().figure.savefig(png, dpi=200)
+        typer.echo(f"drawn to {png}", err=True)
+    if html is not None:
+        typer.echo(f"written to {found.to_html(html)}", err=True)
+    if json:
+        print_json({"notes": notes} | found.to_dict())
+    else:
+        typer.echo(repr(found))
+
+
+def _with_rescaled(surfaces: dict[str, LossSurface], seed: int) -> dict[str, LossSurface]:
+    """Every model, and itself written differently."""
+    from flatgauge.command import rescaled_surface
+
+    pairs = {}
+    for name, surface in surfaces.items():
+        pairs[name] = surface
+        pairs[f"{name}, rescaled"] = rescaled_surface(surface, seed=seed)
+    return pairs

@@ -1,0 +1,299 @@
+"""Compute spectra: Lanczos runs for the density, a search of its own for the top."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, overload
+
+import torch
+from torch import Generator, Tensor
+
+from flatgauge.curvature.operator import Operator
+from flatgauge.curvature.restricted import Restricted
+from flatgauge.estimators import Estimate, SpectralDensity, spectral_density, top_eigenvalues
+from flatgauge.estimators.probes import branches
+from flatgauge.geometry import GEOMETRIES, Chart, chart
+from flatgauge.report import facts_of
+from flatgauge.spectra.overlay import Spectra
+from flatgauge.spectra.spectrum import Spectrum
+from flatgauge.surface import LossSurface
+
+Progress = Callable[[str, int, int], None]
+
+#: Bound on a top eigenvalue's error, relative to its size, and most products to spend.
+TOLERANCE, MAX_MATVECS = 1e-3, 300
+
+#: A difference between u·Hv and v·Hu, relative to the largest value, that is told.
+_ASYMMETRY = 1e-3
+
+
+@overload
+def spectrum(
+    surface: LossSurface,
+    *,
+    geometry: str = ...,
+    probes: int = ...,
+    steps: int = ...,
+    top: int = ...,
+    parameters: str = ...,
+    seed: int = ...,
+    progress: Progress | bool = ...,
+    **options: Any,
+) -> Spectrum: ...
+
+
+@overload
+def spectrum(
+    surface: Mapping[str, LossSurface],
+    *,
+    geometry: str = ...,
+    probes: int = ...,
+    steps: int = ...,
+    top: int = ...,
+    parameters: str = ...,
+    seed: int = ...,
+    progress: Progress | bool = ...,
+    **options: Any,
+) -> Spectra: ...
+
+
+def spectrum(
+    surface: LossSurface | Mapping[str, LossSurface],
+    *,
+    geometry: str = "weights",
+    probes: int = 8,
+    steps: int = 64,
+    top: int = 10,
+    parameters: str = "all",
+    seed: int = 0,
+    progress: Progress | bool = False,
+    **options: Any,
+) -> Spectrum | Spectra:
+    """How the eigenvalues of the loss's curvature are spread, in a geometry.
+
+    The density is by stochastic Lanczos quadrature from random starts. The top eigenvalues come
+    from a search of their own, which goes on until each is known to 0.1 %: the ends of the runs
+    are inner estimates, and show an eigenvalue that occurs twice only once. In an invariant
+    geometry the whole spectrum is: bit for bit under powers of two.
+
+    Cost:
+        ``probes * steps`` Hessian products, 512 by default, each about two gradients; some 30
+        more for ten top eigenvalues that stand out, at most 300. Memory for ``steps`` vectors.
+        The same spectrum is not computed twice as long as the model does not change.
+
+    Reference:
+        [ghorbani2019investigation] [ubaru2017fast]
+
+    Args:
+        surface: Where; or several by name, to be drawn over each other. They share the seed.
+        geometry: ``"weights"`` for H; ``"per tensor"``, ``"per weight"``, ``"basis paths"`` or
+            ``"balanced"``.
+        probes: Random starts; the error falls with their square root.
+        steps: Products per start: how much of the spectrum each run can tell apart.
+        top: How many of the largest eigenvalues to find; 0 for none.
+        parameters: ``"all"`` trainable tensors, or the weights of ``"layers"`` only.
+        seed: Of everything random.
+        progress: True for a bar on stderr; or a function called after every product with what is
+            computed, how many products are done, and how many there are.
+        **options: Of the geometry: ``skeleton=``, ``relative=`` of basis paths.
+
+    Returns:
+        The spectrum, or `Spectra` by name.
+
+    Raises:
+        TypeError: If `surface` is neither a surface nor a mapping of them.
+        ValueError: If there is no such geometry or option, or a number is out of range.
+        MemoryError: If the vectors of a run do not fit the surface's budget.
+
+    Example:
+        >>> from flatgauge.examples import bowl
+        >>> found = spectrum(bowl([1.0, 1.0, 4.0, 0.0]), top=2)
+        >>> [round(item.value, 6) for item in found.top], round(found.near_zero.bound, 6)
+        ([4.0, 1.0], 0.0)
+    """
+    _check(geometry, probes, steps, top, seed, options)
+    settings = _Settings(geometry, probes, steps, top, parameters, seed, options)
+    if isinstance(surface, Mapping):
+        if not surface:
+            raise ValueError("there is no surface to compute a spectrum of; name at least one.")
+        for item in surface.values():
+            _check_surface(item)
+        return Spectra({str(n): _shown(s, settings, progress) for n, s in surface.items()})
+    _check_surface(surface)
+    return _shown(surface, settings, progress)
+
+
+class _Settings(NamedTuple):
+    """What was asked for."""
+
+    geometry: str
+    probes: int
+    steps: int
+    top: int
+    parameters: str
+    seed: int
+    options: Mapping[str, Any]
+
+
+def _shown(surface: LossSurface, settings: _Settings, progress: Progress | bool) -> Spectrum:
+    """The spectrum of one surface, with a bar if one is wanted."""
+    if progress is True:
+        from flatgauge.report.progress import bar
+
+        with bar(surface) as shown:
+            return _computed(surface, settings, shown)
+    return _computed(surface, settings, progress or None)
+
+
+def _computed(surface: LossSurface, asked: _Settings, progress: Progress | None) -> Spectrum:
+    """The spectrum of one surface."""
+    start = time.perf_counter()
+    where = chart(surface, asked.geometry, asked.parameters, **asked.options)
+    spent = where.surface.matvecs
+    operator, notes = _operator(where)
+    size, probes, seed = operator.shape[0], asked.probes, asked.seed
+    steps, top = min(asked.steps, size), min(asked.top, size)
+    _check_room(where.surface, size, steps)
+    source = branches(Generator().manual_seed(seed))
+    watched = _Watched(operator, progress, probes * steps)
+    density: SpectralDensity = where.surface.recall(
+        ("spectral density", where.key, probes, steps, seed),
+        lambda: spectral_density(watched, probes=probes, steps=steps, generator=source("density")),
+    )
+    watched.start("top eigenvalues", MAX_MATVECS)
+    found: _Top = where.surface.recall(
+        ("top eigenvalues", where.key, top, seed), lambda: _top(watched, top, source("top"))
+    )
+    if where.surface is not surface:
+        surface.matvecs += where.surface.matvecs - spent
+    settings = {"probes": probes, "steps": steps, "top": top, "tolerance": TOLERANCE}
+    return Spectrum(
+        geometry=where.geometry,
+        density=density,
+        top=found.values,
+        facts=facts_of(surface, seed=seed),
+        matvecs=density.matvecs + found.matvecs,
+        options={**settings, "parameters": where.parameters, "seed": seed, **where.settings},
+        notes=(*where.notes, *notes, *found.notes),
+        seconds=time.perf_counter() - start,
+    )
+
+
+class _Top(NamedTuple):
+    """The largest eigenvalues, their cost, and what is to be said about them."""
+
+    values: tuple[Estimate, ...] = ()
+    matvecs: int = 0
+    notes: tuple[str, ...] = ()
+
+
+def _top(operator: Operator, count: int, generator: Generator) -> _Top:
+    """Search for the largest eigenvalues."""
+    if not count:
+        return _Top()
+    pairs = top_eigenvalues(
+        operator,
+        count=count,
+        tolerance=TOLERANCE,
+        max_matvecs=max(MAX_MATVECS, count),
+        generator=generator,
+    )
+    values = tuple(
+        Estimate(
+            float(value),
+            bound=float(bound),
+            converged=pairs.converged or float(bound) <= TOLERANCE * abs(float(value)),
+            matvecs=pairs.matvecs,
+        )
+        for value, bound in zip(pairs.values, pairs.bounds, strict=True)
+    )
+    notes = []
+    if not pairs.converged:
+        notes.append(
+            f"after {pairs.matvecs} products not all of the {count} largest eigenvalues are known "
+            f"to {TOLERANCE:.1%}; their bounds say how far"
+        )
+    if pairs.asymmetry > _ASYMMETRY:
+        notes.append(
+            f"products are not symmetric (by {pairs.asymmetry:.1g} of the largest): the function "
+            "changes between passes, and the spectrum means little"
+        )
+    return _Top(values, pairs.matvecs, tuple(notes))
+
+
+class _Watched(Operator):
+    """An operator that tells how many products are done."""
+
+    def __init__(self, operator: Operator, progress: Progress | None, total: int) -> None:
+        super().__init__(operator.shape[0], operator.dtype, operator.device)
+        self._operator, self._progress = operator, progress
+        self.start("spectral density", total)
+
+    def start(self, name: str, total: int) -> None:
+        """Begin to count anew."""
+        self._name, self._done, self._total = name, 0, total
+
+    def __matmul__(self, vectors: Tensor) -> Tensor:
+        product = self._operator @ vectors
+        self._done += 1
+        if self._progress is not None:
+            self._progress(self._name, min(self._done, self._total), self._total)
+        return product
+
+
+def _operator(where: Chart) -> tuple[Operator, list[str]]:
+    """The curvature by the coordinates that move, and what is to be said about the others."""
+    moving = where.moving
+    rest = len(moving) - int(moving.sum())
+    if not rest:
+        return where.curvature(), []
+    if rest == len(moving):
+        raise ValueError(
+            f"none of the {rest} coordinates moves the weights: all weights are zero; measure "
+            "another geometry."
+        )
+    chosen = torch.nonzero(moving)[:, 0]
+    why = "weights of zero" if where.parameters == "all" else "not chosen, or weights of zero"
+    return Restricted(where.curvature(), chosen), [
+        f"{rest} of {len(moving)} coordinates do not move ({why}) and are left out"
+    ]
+
+
+def _check_surface(surface: Any) -> None:
+    """Refuse what is no surface."""
+    if not isinstance(surface, LossSurface):
+        raise TypeError(
+            f"`spectrum` needs a LossSurface, or a dict of them by name, but got a "
+            f"{type(surface).__name__}; make one with LossSurface(model, loss, data)."
+        )
+
+
+def _check(
+    geometry: str, probes: int, steps: int, top: int, seed: int, options: Mapping[str, Any]
+) -> None:
+    """Refuse settings that mean nothing, before anything runs."""
+    for name, value, least in (("probes", probes, 2), ("steps", steps, 1), ("top", top, 0)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ValueError(f"`{name}={value!r}` must be a whole number of at least {least}.")
+    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
+        raise ValueError(f"`seed={seed!r}` must be a whole number from 0 to 2**32 - 1.")
+    known = GEOMETRIES[geometry].options if geometry in GEOMETRIES else tuple(options)
+    unknown = [name for name in options if name not in known]
+    if unknown:
+        raise ValueError(
+            f"the geometry {geometry!r} has no option {unknown[0]!r}; its options are "
+            f"{', '.join(known) or 'none'}."
+        )
+
+
+def _check_room(surface: LossSurface, size: int, steps: int) -> None:
+    """Refuse runs whose vectors do not fit."""
+    each = size * surface.dtype.itemsize
+    if steps * each > surface.memory:
+        fitting = surface.memory // each
+        raise MemoryError(
+            f"{steps} steps keep as many vectors of {size:,} numbers, {steps * each / 2**30:.3g} "
+            f"GiB, but the surface may use {surface.memory / 2**30:.3g} GiB; pass "
+            f"`steps={max(fitting, 1)}`, or give LossSurface more `memory=`."
+        )
