@@ -87,8 +87,10 @@ def measure(
             return measure(surface, measures=measures, gauge=gauge, seed=seed, progress=shown)
     listener = progress if callable(progress) else None
     strict = measures is not None  # Asked for by name: the answer may be an error.
+    start = time.perf_counter()
     estimates, sweep = estimates_of(surface, wanted, seed=seed, strict=strict, progress=listener)
-    return Report(estimates, facts_of(surface, seed=seed, sweep=sweep))
+    took = time.perf_counter() - start
+    return Report(estimates, facts_of(surface, seed=seed, sweep=sweep, seconds=took))
 
 
 def estimates_of(

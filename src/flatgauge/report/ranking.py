@@ -1,0 +1,193 @@
+"""Several models in order of flatness, measure by measure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import combinations
+
+from flatgauge.estimators import Estimate
+from flatgauge.report.blindness import BLINDNESS, by_blindness
+from flatgauge.report.number import Number, value_of
+from flatgauge.report.report import Report
+from flatgauge.report.table import RADII
+
+
+@dataclass(frozen=True)
+class Place:
+    """A model under one measure.
+
+    Attributes:
+        value: Its value.
+        rank: 1 for the flattest; None where it has none.
+        tied: Whether others share the rank.
+    """
+
+    value: Number
+    rank: int | None
+    tied: bool
+
+
+@dataclass(frozen=True)
+class Line:
+    """The order of all models under one measure.
+
+    Attributes:
+        measure: Its name.
+        places: By model, None where it was not measured.
+        why_not: Why there is no order, "" where there is one.
+    """
+
+    measure: str
+    places: dict[str, Place | None]
+    why_not: str
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Several models under all measures.
+
+    Attributes:
+        models: Their names.
+        groups: For each of `BLINDNESS`, its key, title and lines.
+        summary: Whether the measures agree, in sentences.
+    """
+
+    models: list[str]
+    groups: list[tuple[str, str, list[Line]]]
+    summary: list[str]
+
+
+def ranking_of(reports: Mapping[str, Report]) -> Ranking:
+    """Order models by every measure, flattest first.
+
+    Two models that differ by less than twice their combined error (of the estimate, of the
+    solver and of the choice of samples) share a place.
+
+    Args:
+        reports: By name of the model; at least two.
+
+    Returns:
+        The ranking.
+    """
+    first = next(iter(reports.values()))
+    names = dict.fromkeys(name for report in reports.values() for name in report)
+    options = {
+        name: next(r[name].options for r in (first, *reports.values()) if name in r.estimates)
+        for name in names
+    }
+    kinds = by_blindness((name, options[name]) for name in names)
+    groups = [
+        (key, BLINDNESS[key], [_line(name, reports) for name in members])
+        for key, members in kinds.items()
+    ]
+    return Ranking(list(reports), groups, _summary(groups, list(reports)))
+
+
+def _line(measure: str, reports: Mapping[str, Report]) -> Line:
+    found = {
+        name: report.estimates[measure]
+        for name, report in reports.items()
+        if measure in report.estimates
+    }
+    why = _why_not(found)
+    ranks = {} if why else ranks_of(found)
+    shared = [rank for rank in ranks.values()]
+    places = {
+        name: Place(
+            value_of(found[name]), ranks.get(name), shared.count(ranks.get(name, -1)) > 1
+        )
+        if name in found
+        else None
+        for name in reports
+    }
+    return Line(measure, places, why)
+
+
+def ranks_of(estimates: Mapping[str, Estimate]) -> dict[str, int]:
+    """The ranks of estimates, from 1 for the lowest; what cannot be told apart shares one.
+
+    Args:
+        estimates: By name; those that are not numbers get no rank.
+
+    Returns:
+        The ranks.
+
+    Example:
+        >>> ranks_of({"a": Estimate(5.0), "b": Estimate(1.0, stderr=0.1), "c": Estimate(1.1)})
+        {'b': 1, 'c': 1, 'a': 3}
+    """
+    known = {name: e for name, e in estimates.items() if not math.isnan(e.value)}
+    order = sorted(known, key=lambda name: known[name].value)
+    ranks: dict[str, int] = {}
+    for place, name in enumerate(order):
+        before = order[place - 1] if place else None
+        tied = before is not None and _tied(known[before], known[name])
+        ranks[name] = ranks[before] if tied and before is not None else place + 1
+    return ranks
+
+
+def _tied(one: Estimate, other: Estimate) -> bool:
+    if one.value == other.value:
+        return True
+    errors = (one.error, other.error, one.data_stderr or 0.0, other.data_stderr or 0.0)
+    return abs(one.value - other.value) <= 2 * math.hypot(*errors)
+
+
+def _why_not(estimates: Mapping[str, Estimate]) -> str:
+    """Why values must not be compared, "" where they may."""
+    if len(estimates) < 2:
+        return "measured for one model only"
+    for key in RADII:
+        used = {str(e.options[key]): None for e in estimates.values() if key in e.options}
+        if len(used) > 1:
+            return f"not comparable: {key} = {', '.join(used)}"
+    if sum(not math.isnan(e.value) for e in estimates.values()) < 2:
+        return "fewer than two values"
+    return ""
+
+
+def _summary(groups: list[tuple[str, str, list[Line]]], models: list[str]) -> list[str]:
+    """Who is flattest by how many measures, and whether they contradict each other."""
+    told = []
+    subjects = {
+        "units": "measures that no rescaling of units moves",
+        "layers": "measures blind to whole layers only",
+        "nothing": "classical measures",
+    }
+    for key, _, lines in groups:
+        ranked = [line for line in lines if not line.why_not]
+        if not ranked:
+            continue
+        firsts = {
+            name: sum(place is not None and place.rank == 1 for place in _of(ranked, name))
+            for name in models
+        }
+        order = sorted((n for n in models if firsts[n]), key=lambda n: -firsts[n])
+        counts = ", ".join(f"{name} by {firsts[name]}" for name in order)
+        verdict = "they contradict each other" if _contradict(ranked, models) else (
+            "no two contradict each other"
+        )
+        told.append(
+            f"Flattest by the {len(ranked)} {subjects[key]} (ties count for all): {counts}; "
+            f"{verdict}."
+        )
+    return told
+
+
+def _of(lines: list[Line], model: str) -> list[Place | None]:
+    return [line.places[model] for line in lines]
+
+
+def _contradict(lines: list[Line], models: list[str]) -> bool:
+    """Whether two measures put two models in opposite order."""
+    for one, other in combinations(models, 2):
+        signs = set()
+        for line in lines:
+            a, b = line.places[one], line.places[other]
+            if a is not None and b is not None and a.rank and b.rank and a.rank != b.rank:
+                signs.add(a.rank < b.rank)
+        if len(signs) > 1:
+            return True
+    return False
