@@ -74,7 +74,7 @@ def ranked_figure(series: Mapping[str, NDArray[np.float64]], *, label: str) -> A
         legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
-        xaxis={"title": {"text": "unit, in order of size"}},
+        xaxis={"title": {"text": "unit, in order of size"}, "zeroline": False},
         yaxis={
             "title": {"text": plain_text(label)},
             "automargin": True,

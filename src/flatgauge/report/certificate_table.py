@@ -76,7 +76,9 @@ def listed(certificate: Certificate) -> list[tuple[str, ...]]:
         if row.verdict != "absent":
             moved = row.verdict in ("moves", "FAILS") and row.after is not None
             value = f"{row.before:.4g} → {row.after:.3g}" if moved else f"{row.before:.6g}"
-            table.append((row.measure if row.measure != last else "", row.group, change_text(row), value))
+            table.append(
+                (row.measure if row.measure != last else "", row.group, change_text(row), value)
+            )
             last = row.measure
     return table
 

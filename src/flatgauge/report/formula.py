@@ -40,7 +40,7 @@ OPERATORS = {
 #: Operators that take what is below them; the big ones grow.
 LIMITS = {"sum": "∑", "prod": "∏", "max": "max", "min": "min", "inf": "inf"}
 
-SPACES = {",": "0.17em", "quad": "1em", "qquad": "2em", " ": "0.25em"}
+SPACES = {",": "0.17em", "quad": "1em", "qquad": "1.4em", " ": "0.25em"}
 
 #: Sizes of brackets, left to the browser.
 _SIZES = ("left", "right", "big", "Big")
@@ -51,7 +51,7 @@ _TOKENS = re.compile(r"\\[a-zA-Z]+|\\.|\d+(?:\.\d+)?|\S")
 
 
 def mathml(latex: str) -> str | None:
-    """A formula as MathML.
+    r"""A formula as MathML.
 
     Args:
         latex: What stands in a docstring.
@@ -60,9 +60,9 @@ def mathml(latex: str) -> str | None:
         A ``<math>`` element, None where a command is unknown or a bracket is missing.
 
     Example:
-        >>> mathml(r"\\theta_i^2")
+        >>> mathml(r"\theta_i^2")
         '<math display="block"><msubsup><mi>θ</mi><mi>i</mi><mn>2</mn></msubsup></math>'
-        >>> mathml(r"\\unheardof")
+        >>> mathml(r"\unheardof")
     """
     reader = _Reader(_TOKENS.findall(latex), latex)
     try:
@@ -73,7 +73,7 @@ def mathml(latex: str) -> str | None:
 
 
 def readable(latex: str) -> str:
-    """A formula as plain text: symbols for the commands that are known, the rest as it stands.
+    r"""A formula as plain text: symbols for the commands that are known, the rest as it stands.
 
     Args:
         latex: The formula.
@@ -82,8 +82,8 @@ def readable(latex: str) -> str:
         The text.
 
     Example:
-        >>> readable(r"\\sum_i \\theta_i^2 \\, \\unheardof")
-        '∑_i θ_i^2 \\\\unheardof'
+        >>> readable(r"\sum_i \theta_i^2 \, \unheardof")
+        '∑_i θ_i^2 \\unheardof'
     """
     known = SYMBOLS | OPERATORS | LIMITS | dict.fromkeys(_SIZES, "")
     known |= {"operatorname": "", "mathrm": "", "text": "", "|": "‖"} | dict.fromkeys(SPACES, " ")
@@ -99,7 +99,7 @@ class _Reader:
 
     def sequence(self, end: str | None) -> list[str]:
         """Elements up to a closing bracket, or to the end."""
-        parts = []
+        parts: list[str] = []
         while self._place < len(self._tokens):
             if self._tokens[self._place] == end:
                 self._place += 1

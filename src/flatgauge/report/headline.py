@@ -52,13 +52,13 @@ class Headline:
 
     Attributes:
         cards: The numbers that matter, of a single model.
-        trust: How many numbers are exact, estimated, ..., of every model.
+        trust: How many numbers are exact, estimated, ..., with the models that this holds for.
         moves: What moved and what did not.
         ranking: The order of several models, None for one.
     """
 
     cards: list[Card]
-    trust: dict[str, str]
+    trust: dict[str, list[str]]
     moves: list[Moves]
     ranking: Ranking | None
 
@@ -86,10 +86,18 @@ def headline_of(
         moves = [moves_of(certificate) for certificate in certificates.values()]
     return Headline(
         cards=_cards(reports[single[0]]) if len(single) == 1 else [],
-        trust={name: trust(report) for name, report in reports.items()},
+        trust=_trust(reports),
         moves=[move for move in moves if move.groups],
         ranking=ranking_of({n: reports[n] for n in single}) if len(single) > 1 else None,
     )
+
+
+def _trust(reports: Mapping[str, Report]) -> dict[str, list[str]]:
+    """What can be said of the numbers of every report, each sentence once."""
+    found: dict[str, list[str]] = {}
+    for name, report in reports.items():
+        found.setdefault(trust(report), []).append(name)
+    return found
 
 
 def _cards(report: Report) -> list[Card]:

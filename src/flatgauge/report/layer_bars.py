@@ -22,6 +22,9 @@ MOST_LAYERS = 40
 #: More curves of units than this are not drawn.
 _MOST_CURVES = 8
 
+#: Bars that differ by more than this factor are drawn on a logarithmic axis.
+_MANY = 1e3
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -31,13 +34,15 @@ class Choice:
         name: What it is chosen by.
         figure: The picture.
         note: What is not drawn, "" where nothing is left out.
-        positive: Whether all values are positive, so that a logarithmic axis makes sense.
+        positive: Whether a logarithmic axis can show the values: none is negative.
+        wide: Whether only a logarithmic axis shows them all: they span many powers of ten.
     """
 
     name: str
     figure: Any
     note: str
     positive: bool
+    wide: bool
 
 
 def layer_choices(reports: Mapping[str, Report]) -> list[Choice]:
@@ -78,7 +83,7 @@ def _layers(measure: str, values: Mapping[str, Mapping[str, float]]) -> Choice:
     if odd:
         note = f"{note} {odd} infinite values are not drawn.".strip()
     figure = bars_figure(layers, series, label=labelled_axis(measure))
-    return Choice(measure, figure, note, all(value > 0 for value in drawn))
+    return Choice(measure, figure, note, *_spans(np.array(drawn)))
 
 
 def _size(value: float | None) -> float:
@@ -112,7 +117,9 @@ def _units(title: str, measure: str, estimate: Estimate) -> Choice:
     if len(series) > _MOST_CURVES:
         largest = sorted(series, key=lambda layer: -float(np.nanmax(series[layer], initial=0.0)))
         kept = set(largest[:_MOST_CURVES])
-        parts.append(f"The {_MOST_CURVES} layers with the largest units of {len(series)} are drawn.")
+        parts.append(
+            f"Of {len(series)} layers, the {_MOST_CURVES} with the largest units are drawn."
+        )
         series = {layer: values for layer, values in series.items() if layer in kept}
     long = [layer for layer in series if counts[layer] > MOST_POINTS]
     if long:
@@ -124,8 +131,20 @@ def _units(title: str, measure: str, estimate: Estimate) -> Choice:
     if odd:
         parts.append(f"{odd} values that are not finite are not drawn.")
     drawn = np.concatenate(list(series.values()))
+    silent = int((drawn == 0).sum())
+    if silent:
+        parts.append(f"{silent:,} units have the value 0, which no logarithmic axis shows.")
     figure = ranked_figure(series, label=labelled_axis(measure))
-    return Choice(title, figure, " ".join(parts), bool((drawn[np.isfinite(drawn)] > 0).all()))
+    positive, _ = _spans(drawn)
+    return Choice(title, figure, " ".join(parts), positive, wide=False)
+
+
+def _spans(values: NDArray[np.float64]) -> tuple[bool, bool]:
+    """Whether a logarithmic axis can show values, and whether it should."""
+    finite = values[np.isfinite(values)]
+    above = finite[finite > 0]
+    possible = len(above) > 0 and bool((finite >= 0).all())
+    return possible, possible and bool(above.max() > _MANY * above.min())
 
 
 def labelled_axis(measure: str) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from flatgauge.estimators import Estimate
 from flatgauge.report.blindness import BLINDNESS, by_blindness
 from flatgauge.report.certificate import Certificate, Row
-from flatgauge.report.number import Number, number, value_of
+from flatgauge.report.number import Number, value_of
 from flatgauge.report.report import Report
 from flatgauge.symmetry.rewriting import KEEPING
 
@@ -18,6 +18,9 @@ STILL = "not by one bit"
 
 #: A relative change below this is written as one, above as a ratio.
 _SMALL = 1e-2
+
+#: A relative change below this is what rounding leaves.
+_ROUNDING = 1e-4
 
 
 @dataclass(frozen=True)
@@ -114,7 +117,8 @@ def _pushed(rows: list[Row]) -> Move:
     rest = max((_rounded(row) for row in rows), default=0.0)
     if bits > 0:
         return replace(found, change=f"by {bits:.0e}, within its error", how="noise")
-    change = f"{STILL} (other factors: {rest:.0e})" if rest else STILL
+    noise = ", within its error" if rest > _ROUNDING else ""
+    change = f"{STILL} (other factors: {rest:.0e}{noise})" if rest else STILL
     return replace(found, change=change, decades=0.0, how="still")
 
 
@@ -137,22 +141,28 @@ def _move(name: str, before: Estimate, after: Estimate) -> Move:
     if a == b:
         return Move(name, old, new, STILL, 0.0, "still")
     relative = abs(b - a) / abs(a) if a and math.isfinite(a) else math.inf
-    decades = abs(math.log10(b / a)) if a * b > 0 and math.isfinite(a) and math.isfinite(b) else None
+    comparable = _same_sign(a, b) and math.isfinite(a) and math.isfinite(b)
+    decades = abs(math.log10(abs(b)) - math.log10(abs(a))) if comparable else None
     if abs(b - a) <= 2 * math.hypot(before.error, after.error):
         return Move(name, old, new, f"by {relative:.0e}, within its error", decades, "noise")
-    if relative < 1e-4:
+    if relative < _ROUNDING:
         return Move(name, old, new, f"by {relative:.0e}", decades, "rounding")
     return Move(name, old, new, _ratio(a, b, relative), decades, "moved")
 
 
 def _ratio(before: float, after: float, relative: float) -> str:
     """How far a number moved that did move."""
-    if not before * after > 0 or not (math.isfinite(before) and math.isfinite(after)):
+    if not (_same_sign(before, after) and math.isfinite(before) and math.isfinite(after)):
         return f"from {before:.3g} to {after:.3g}"
     if relative < _SMALL:
         return f"by {relative:.1%}"
     ratio = after / before
     return f"× {_three(ratio)}" if ratio > 1 else f"÷ {_three(1 / ratio)}"
+
+
+def _same_sign(one: float, other: float) -> bool:
+    # Not by their product, which may underflow.
+    return one != 0 and other != 0 and (one > 0) == (other > 0)
 
 
 def _three(ratio: float) -> str:
@@ -162,10 +172,11 @@ def _three(ratio: float) -> str:
 def _gathered(
     title: str, columns: tuple[str, str], moved: dict[str, Move], kinds: dict[str, list[str]]
 ) -> Moves:
+    order = ("nothing", "units", "layers")  # What moved first, then what stands still.
     groups = [
-        (key, BLINDNESS[key], [moved[name] for name in members])
-        for key, members in kinds.items()
-        if members
+        (key, BLINDNESS[key], [moved[name] for name in kinds[key]])
+        for key in order
+        if kinds.get(key)
     ]
     reach = max((move.decades or 0.0 for move in moved.values()), default=0.0)
     return Moves(title, columns, groups, list(_summary(groups)), reach)
@@ -183,12 +194,13 @@ def _summary(groups: list[tuple[str, str, list[Move]]]) -> Iterable[str]:
         still = sum(move.how == "still" for move in seen)
         within = sum(move.how in ("rounding", "noise") for move in seen)
         moved = [move for move in seen if move.how == "moved"]
+        subject = subjects[key] if len(seen) != 1 else subjects[key].replace("measures", "measure")
         if seen and still == len(seen):
-            yield f"None of the {len(seen)} {subjects[key]} moved by one bit."
+            yield f"None of the {len(seen)} {subject} moved by one bit."
         elif seen:
-            counts = [(still, "did not move by one bit"), (within, "moved within their error")]
+            counts = [(still, "did not move by one bit"), (within, "moved within the error")]
             told = [f"{count} {what}" for count, what in counts if count]
             if moved:
                 furthest = max(moved, key=lambda move: move.decades or 0.0)
                 told.append(f"{len(moved)} moved, up to {furthest.change} ({furthest.measure})")
-            yield f"Of the {len(seen)} {subjects[key]}, {', '.join(told)}."
+            yield f"Of {len(seen)} {subject}, {', '.join(told)}."

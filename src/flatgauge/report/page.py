@@ -116,7 +116,7 @@ def _check(
 ) -> None:
     from flatgauge.report.report import Report
 
-    if isinstance(reports, Report) or not isinstance(reports, Mapping):
+    if not isinstance(reports, Mapping):
         raise TypeError(
             f"`reports` is a {type(reports).__name__}; pass a mapping from names to reports: "
             '{"my model": report}.'
@@ -124,8 +124,8 @@ def _check(
     for name, report in reports.items():
         if not isinstance(report, Report):
             raise TypeError(
-                f"`reports[{name!r}]` is a {type(report).__name__}; it must be a Report, as "
-                "`fg.measure` returns."
+                f"`reports[{name!r}]` is a {type(report).__name__}; pass a mapping from names to "
+                'reports, as `fg.measure` returns them: {"my model": report}.'
             )
     if not reports:
         raise ValueError("`reports` is empty; a page needs at least one report.")
@@ -150,6 +150,7 @@ def _choice(choice: Choice) -> dict[str, Any]:
         "name": choice.name,
         "note": choice.note,
         "positive": choice.positive,
+        "wide": choice.wide,
         "figure": figure,
     }
 
@@ -185,11 +186,12 @@ def _rendered(page: dict[str, Any]) -> str:
         lstrip_blocks=True,
     )
     environment.filters["shortened"] = shortened
+    environment.filters["breakable"] = _breakable
     environment.tests["number"] = lambda value: hasattr(value, "full")
     drawn = any(page[key] for key in ("layers", "units", "spectra", "landscapes"))
     templates = Path(__file__).parent / "templates"
     own = (templates / "page.js").read_text(encoding="utf-8")
-    # Some of plotly's own characters would otherwise be read as the end of a line.
+    # A browser reads every end of a line as "\n", and takes the digest of that.
     library = get_plotlyjs().replace("\r\n", "\n").replace("\r", "\n") if drawn else ""
     scripts = [text for text in (library, own) if text]
     return environment.get_template("page.html").render(
@@ -198,6 +200,13 @@ def _rendered(page: dict[str, Any]) -> str:
         scripts=[Markup(text) for text in scripts],
         policy=_POLICY.format(scripts=" ".join(f"'sha256-{_digest(text)}'" for text in scripts)),
     )
+
+
+def _breakable(name: str) -> Any:
+    """A name that may be broken after its underscores."""
+    from markupsafe import Markup, escape
+
+    return Markup(escape(name).replace("_", Markup("_<wbr>")))
 
 
 def _digest(text: str) -> str:

@@ -95,9 +95,7 @@ def _line(measure: str, reports: Mapping[str, Report]) -> Line:
     ranks = {} if why else ranks_of(found)
     shared = [rank for rank in ranks.values()]
     places = {
-        name: Place(
-            value_of(found[name]), ranks.get(name), shared.count(ranks.get(name, -1)) > 1
-        )
+        name: Place(value_of(found[name]), ranks.get(name), shared.count(ranks.get(name, -1)) > 1)
         if name in found
         else None
         for name in reports
@@ -140,9 +138,9 @@ def _why_not(estimates: Mapping[str, Estimate]) -> str:
     if len(estimates) < 2:
         return "measured for one model only"
     for key in RADII:
-        used = {str(e.options[key]): None for e in estimates.values() if key in e.options}
+        used = dict.fromkeys(e.options[key] for e in estimates.values() if key in e.options)
         if len(used) > 1:
-            return f"not comparable: {key} = {', '.join(used)}"
+            return f"not comparable: {key} = {', '.join(f'{radius:.4g}' for radius in used)}"
     if sum(not math.isnan(e.value) for e in estimates.values()) < 2:
         return "fewer than two values"
     return ""
@@ -166,12 +164,10 @@ def _summary(groups: list[tuple[str, str, list[Line]]], models: list[str]) -> li
         }
         order = sorted((n for n in models if firsts[n]), key=lambda n: -firsts[n])
         counts = ", ".join(f"{name} by {firsts[name]}" for name in order)
-        verdict = "they contradict each other" if _contradict(ranked, models) else (
-            "no two contradict each other"
-        )
+        agree = "They contradict each other." if _contradict(ranked, models) else ""
         told.append(
-            f"Flattest by the {len(ranked)} {subjects[key]} (ties count for all): {counts}; "
-            f"{verdict}."
+            f"By {len(ranked)} {subjects[key]}, flattest is {counts} (ties count for all). "
+            f"{agree or 'No two of them contradict each other.'}"
         )
     return told
 

@@ -73,7 +73,7 @@ def shown_options(name: str, estimate: Estimate) -> list[str]:
     """A measure's radius or noise, and its settings that are not its defaults."""
     defaults = registry[name].options if name in registry else {}
     return [
-        f"{key}={value}"
+        f"{key}={value:.6g}" if isinstance(value, float) else f"{key}={value}"
         for key, value in estimate.options.items()
         if key in RADII or (key in defaults and value != defaults[key])
     ]

@@ -9,6 +9,9 @@ from numpy.typing import NDArray
 
 from flatgauge.symmetry.gauge import GaugeGroup
 
+#: Exponents below this are none.
+_ZERO = 1e-9
+
 
 @dataclass(frozen=True)
 class Moved:
@@ -59,7 +62,7 @@ def scale_patterns(gauge: GaugeGroup) -> list[ScalePattern]:
     for group in np.argsort(first):
         mine = np.flatnonzero(inverse.reshape(-1) == group)
         moved = [
-            Moved(name, _axis(gauge, name, mine), float(powers[mine[0]]))
+            Moved(name, _axis(gauge, name, int(mine[0])), float(powers[mine[0]]))
             for name, powers in effects.items()
             if powers[mine[0]]
         ]
@@ -76,11 +79,11 @@ def _effects(gauge: GaugeGroup, name: str) -> NDArray[np.float64]:
     return found
 
 
-def _axis(gauge: GaugeGroup, name: str, coordinates: NDArray[np.int64]) -> int | None:
-    """The only axis of a tensor along which these coordinates differ."""
-    basis = gauge.basis[:, coordinates]
-    axes = set()
-    for _, rows, shape in gauge.terms(name):
-        if basis[rows].nnz:
-            axes |= {axis for axis, size in enumerate(shape) if size > 1}
-    return axes.pop() if len(axes) == 1 else None
+def _axis(gauge: GaugeGroup, name: str, coordinate: int) -> int | None:
+    """The only axis of a tensor along which a coordinate moves some entries and not others."""
+    column = gauge.basis[:, [coordinate]].toarray()[:, 0]
+    # Terms alone say nothing: what one of them takes, another may give back.
+    parts = [c * column[rows].reshape(shape) for c, rows, shape in gauge.terms(name)]
+    exponents = sum(parts[1:], start=parts[0])
+    axes = [axis for axis in range(exponents.ndim) if np.ptp(exponents, axis=axis).max() > _ZERO]
+    return axes[0] if len(axes) == 1 else None

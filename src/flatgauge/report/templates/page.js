@@ -15,6 +15,7 @@
     const read = (name) => style.getPropertyValue(name).trim();
     const [text, soft, line] = [read("--text"), read("--soft"), read("--line")];
     const axis = { gridcolor: line, linecolor: soft, zerolinecolor: soft, tickcolor: soft, automargin: true };
+    const title = { standoff: 10, font: { size: 13 } };
     const wall = { ...axis, color: text, showbackground: false };
     const clear = "rgba(0,0,0,0)";
     return {
@@ -22,8 +23,8 @@
         font: { family: "system-ui, sans-serif", size: 13, color: text },
         paper_bgcolor: clear,
         plot_bgcolor: clear,
-        xaxis: { ...axis, title: { standoff: 10 } },
-        yaxis: { ...axis, title: { standoff: 10 } },
+        xaxis: { ...axis, title },
+        yaxis: { ...axis, title },
         scene: { xaxis: wall, yaxis: wall, zaxis: wall, bgcolor: clear },
         hoverlabel: { bgcolor: read("--raised"), bordercolor: line, font: { color: text } },
         colorway: ["#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00"],
@@ -39,6 +40,7 @@
     figure.layout.template = template();
     figure.layout.autosize = true;
     delete figure.layout.width;
+    figure.layout.height ??= 400;
     if (log) {
       const values = figure.data[0].type === "bar" ? "xaxis" : "yaxis";
       figure.layout[values] = { ...figure.layout[values], type: "log" };
@@ -61,9 +63,13 @@
       holder.querySelector(".left-out").textContent = chosen.dataset.note;
       draw(plot, data[select.selectedIndex], log.checked && !log.disabled);
     };
-    select.addEventListener("change", show);
+    const choose = () => {
+      log.checked = select.selectedOptions[0].dataset.wide === "yes";
+      show();
+    };
+    select.addEventListener("change", choose);
     log.addEventListener("change", show);
-    show();
+    choose();
   }
 
   function recolour() {
