@@ -164,9 +164,11 @@ def _summary(groups: list[tuple[str, str, list[Line]]], models: list[str]) -> li
         }
         order = sorted((n for n in models if firsts[n]), key=lambda n: -firsts[n])
         counts = ", ".join(f"{name} by {firsts[name]}" for name in order)
+        one = subjects[key].replace("measures", "measure")
+        subject = one if len(ranked) == 1 else subjects[key]
         agree = "They contradict each other." if _contradict(ranked, models) else ""
         told.append(
-            f"By {len(ranked)} {subjects[key]}, flattest is {counts} (ties count for all). "
+            f"By {len(ranked)} {subject}, flattest is {counts} (ties count for all). "
             f"{agree or 'No two of them contradict each other.'}"
         )
     return told

@@ -38,9 +38,11 @@
   function draw(plot, text, log) {
     const figure = JSON.parse(text);
     figure.layout.template = template();
-    figure.layout.autosize = true;
+    // The element has the height, so that plotly keeps it whenever the page changes its size.
+    plot.style.height = `${figure.layout.height ?? 400}px`;
+    delete figure.layout.height;
     delete figure.layout.width;
-    figure.layout.height ??= 400;
+    figure.layout.autosize = true;
     if (log) {
       const values = figure.data[0].type === "bar" ? "xaxis" : "yaxis";
       figure.layout[values] = { ...figure.layout[values], type: "log" };
