@@ -27,11 +27,13 @@ class Batches:
     Attributes:
         samples: The number of samples N.
         stored: Whether the data are held in memory.
+        text: What the data are, in words.
         notes: What was done to read them in a fixed way.
     """
 
     def __init__(self, data: Any, *, room: int, check: bool = True) -> None:
         self.notes: list[str] = []
+        self.text = _in_words(data)
         self._stored: list[Batch] | None = None
         self._source: Iterable[Any] = ()
         if _is_one_batch(data):
@@ -275,3 +277,15 @@ def _undisturbed(source: Iterable[Any]) -> Iterator[None]:
         yield
     finally:
         before.restore()
+
+
+def _in_words(data: Any) -> str:
+    """What the user gave as data."""
+    if isinstance(data, DataLoader):
+        return f"{type(data).__name__} of {type(data.dataset).__name__}"
+    if not (isinstance(data, (tuple, list)) and all(isinstance(item, Tensor) for item in data)):
+        return type(data).__name__
+    shapes = ", ".join(f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in data)
+    names = [getattr(data, key, "") for key in ("name", "split")]
+    named = ", ".join(name for name in names if isinstance(name, str) and name)
+    return f"{named}: {shapes}" if named else f"tensors {shapes}"

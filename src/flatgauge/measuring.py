@@ -20,6 +20,7 @@ from flatgauge.estimators import Estimate
 from flatgauge.geometry.balanced import balanced_twin
 from flatgauge.measures import BALANCED, Measure
 from flatgauge.report import Report, facts_of
+from flatgauge.report.run import Facts
 from flatgauge.report.table import duration
 from flatgauge.surface import LossSurface
 
@@ -108,15 +109,19 @@ def report_of(
     Returns:
         The report.
     """
+    start = time.perf_counter()
+
+    def facts(sweep: str | None) -> Facts:
+        return facts_of(surface, seed=seed, sweep=sweep, seconds=time.perf_counter() - start)
 
     def so_far(estimates: dict[str, Estimate], sweep: str | None) -> None:
         if keep is not None and len(estimates) < len(wanted):
-            keep(Report(estimates, facts_of(surface, seed=seed, sweep=sweep), complete=False))
+            keep(Report(estimates, facts(sweep), complete=False))
 
     estimates, sweep = estimates_of(
         surface, wanted, seed=seed, strict=strict, progress=progress, finished=so_far
     )
-    report = Report(estimates, facts_of(surface, seed=seed, sweep=sweep))
+    report = Report(estimates, facts(sweep))
     if keep is not None:
         keep(report)
     return report

@@ -167,6 +167,11 @@ class LossSurface:
         return self._batches.samples
 
     @property
+    def data_text(self) -> str:
+        """What the samples are, in words."""
+        return self._batches.text
+
+    @property
     def dtype(self) -> torch.dtype:
         """The precision of the computation."""
         return self._subject.dtype

@@ -38,10 +38,10 @@ def heading(certificate: Certificate) -> list[str]:
         if kept.group in KEEPING:
             parts = []
             if kept.outputs is not None:
-                parts.append(f"powers of two changed outputs by {_size(kept.outputs)}")
+                parts.append(f"powers of two changed outputs by {size_text(kept.outputs)}")
             if kept.outputs_any is not None:
-                parts.append(f"other moves by {_size(kept.outputs_any)}")
-            parts.append(f"the loss by {_size(kept.loss)} at most")
+                parts.append(f"other moves by {size_text(kept.outputs_any)}")
+            parts.append(f"the loss by {size_text(kept.loss)} at most")
             if kept.flipped:
                 parts.append(f"{kept.flipped:,} of {kept.signs:,} ReLU signs flipped")
             mark = "" if kept.held else "  ✗ the function is not the same"
@@ -61,7 +61,7 @@ def cells(certificate: Certificate) -> list[tuple[str, ...]]:
             (
                 measure,
                 f"{value:.6g}",
-                *(_cell(rows[group]) for group in found),
+                *(change_text(rows[group]) for group in found),
                 _furthest([row for row in rows.values() if row.group in KEEPING]),
             )
         )
@@ -76,7 +76,9 @@ def listed(certificate: Certificate) -> list[tuple[str, ...]]:
         if row.verdict != "absent":
             moved = row.verdict in ("moves", "FAILS") and row.after is not None
             value = f"{row.before:.4g} → {row.after:.3g}" if moved else f"{row.before:.6g}"
-            table.append((row.measure if row.measure != last else "", row.group, _cell(row), value))
+            table.append(
+                (row.measure if row.measure != last else "", row.group, change_text(row), value)
+            )
             last = row.measure
     return table
 
@@ -116,14 +118,14 @@ def tail(certificate: Certificate) -> list[str]:
     return lines
 
 
-def _cell(row: Row) -> str:
+def change_text(row: Row) -> str:
     """How far a measure moved under a group, and whether it may."""
     if row.change is None:
         return "could not be measured" if row.verdict == "FAILS" else ""
     marks = {"holds": "✓ ", "FAILS": "✗ ", "unproven": "? "}
-    change = _size(row.change)
+    change = size_text(row.change)
     if row.change_any is not None:
-        change += f" / {_size(row.change_any)}"
+        change += f" / {size_text(row.change_any)}"
     return marks.get(row.verdict, "") + change
 
 
@@ -134,7 +136,7 @@ def _furthest(rows: list[Row]) -> str:
     return f"{max(found, key=abs):.3g}" if found else ""
 
 
-def _size(change: float) -> str:
+def size_text(change: float) -> str:
     """A relative change: 0 where not one bit changed."""
     return "0" if change == 0 else f"{change:.0e}"
 

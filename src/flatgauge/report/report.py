@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,11 @@ from flatgauge.report.table import UNFINISHED, header, kind, plain_table
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
+
+    from flatgauge.report.certificate import Certificate
+    from flatgauge.report.drawable import Drawable
+    from flatgauge.symmetry import GaugeGroup
 
 
 @dataclass(frozen=True, repr=False)
@@ -116,19 +122,79 @@ class Report(Mapping[str, Estimate]):
         """
         return cls.from_dict(read_json(path))
 
-    def to_html(self, path: str | Path, **extras: Any) -> Path:
-        """Write the report as one self-contained page.
+    def to_html(
+        self,
+        path: str | Path,
+        *,
+        name: str | None = None,
+        title: str | None = None,
+        certificates: Mapping[str, Certificate] = {},
+        gauges: Mapping[str, GaugeGroup] = {},
+        spectra: Sequence[Drawable] = (),
+        landscapes: Sequence[Drawable] = (),
+        command: str | None = None,
+        remarks: Sequence[str] = (),
+    ) -> Path:
+        """The report as one self-contained page: tables, pictures, provenance, a glossary.
+
+        The page asks the network for nothing, and holds the same numbers as `to_json`.
+        `flatgauge.report.page.write_page` writes one for several models.
 
         Args:
-            path: Where to.
-            **extras: What else the page shows: see `flatgauge.report.page.write_page`.
+            path: Where to write it; an existing file is replaced.
+            name: What the model is called there; None for its class.
+            title: Of the page; None for the name of the model.
+            certificates: What `fg.certify` has shown, by name.
+            gauges: What `fg.find_gauge` has found, by name.
+            spectra: Pictures of spectra.
+            landscapes: Pictures of landscapes.
+            command: The command line that the report came from.
+            remarks: Further sentences for the top of the page.
 
         Returns:
             The path.
         """
         from flatgauge.report.page import write_page
 
-        unfinished = () if self.complete else (UNFINISHED,)
-        remarks = (*unfinished, *extras.pop("remarks", ()))
-        written: Path = write_page(path, {self.facts.model: self}, remarks=remarks, **extras)
-        return written
+        return write_page(
+            path,
+            {name or self.facts.model: self},
+            title=title,
+            certificates=certificates,
+            gauges=gauges,
+            spectra=spectra,
+            landscapes=landscapes,
+            command=command,
+            remarks=(*(() if self.complete else (UNFINISHED,)), *remarks),
+        )
+
+    def plot(self, ax: Axes | None = None, *, measure: str | None = None) -> Axes:
+        """Draw bars: the values of a measure layer by layer, or all measures beside each other.
+
+        Args:
+            ax: Where to draw; None for a new figure.
+            measure: Whose layers to draw; None for all measures, on a logarithmic axis.
+
+        Returns:
+            The axes.
+
+        Raises:
+            ValueError: If the measure has no values of layers.
+            KeyError: If it was not measured.
+        """
+        from flatgauge.drawing.bars import bars_axes
+        from flatgauge.report.layer_bars import labelled_axis
+
+        if measure is not None:
+            layers = self[measure].layers
+            if not layers:
+                having = ", ".join(name for name, e in self.items() if e.layers) or "none"
+                raise ValueError(
+                    f"`{measure}` has no values of layers; the measures that have are {having}."
+                )
+            series = {self.facts.model: list(layers.values())}
+            return bars_axes(list(layers), series, label=labelled_axis(measure), ax=ax)
+        # What a logarithmic axis cannot show is named without a bar.
+        shown = [e.value if 0 < e.value < math.inf else math.nan for e in self.values()]
+        label = f"{self.facts.model}, lower is flatter"
+        return bars_axes(list(self), {self.facts.model: shown}, label=label, log=True, ax=ax)

@@ -37,6 +37,10 @@ class Facts:
         versions: Of the software.
         finished: When, in UTC.
         notes: Caveats that hold for every number of the run.
+        data: What the samples are.
+        platform: The machine's system and kind of processor.
+        threads: How many threads torch used.
+        seconds: Wall-clock time of the whole run, None where it was not taken.
     """
 
     model: str
@@ -54,15 +58,22 @@ class Facts:
     versions: dict[str, str]
     finished: str
     notes: tuple[str, ...]
+    data: str = ""
+    platform: str = ""
+    threads: int = 1
+    seconds: float | None = None
 
 
-def facts_of(surface: LossSurface, *, seed: int, sweep: str | None = None) -> Facts:
+def facts_of(
+    surface: LossSurface, *, seed: int, sweep: str | None = None, seconds: float | None = None
+) -> Facts:
     """Collect the facts of a run on a surface.
 
     Args:
         surface: What was measured.
         seed: With which seed.
         sweep: What the sweep took that measures shared, if there was one.
+        seconds: What the whole run took.
 
     Returns:
         The facts.
@@ -96,4 +107,8 @@ def facts_of(surface: LossSurface, *, seed: int, sweep: str | None = None) -> Fa
         },
         finished=datetime.now(timezone.utc).isoformat(timespec="seconds"),
         notes=tuple(notes),
+        data=surface.data_text,
+        platform=f"{platform.system()} {platform.machine()}",
+        threads=torch.get_num_threads(),
+        seconds=seconds,
     )

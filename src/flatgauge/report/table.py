@@ -74,13 +74,18 @@ def rows(estimates: Mapping[str, Estimate]) -> list[tuple[str, ...]]:
 
 def labelled(name: str, estimate: Estimate) -> str:
     """A measure's name with its radius or noise, and settings that are not its defaults."""
+    changed = shown_options(name, estimate)
+    return f"{name} ({', '.join(changed)})" if changed else name
+
+
+def shown_options(name: str, estimate: Estimate) -> list[str]:
+    """A measure's radius or noise, and its settings that are not its defaults."""
     defaults = registry[name].options if name in registry else {}
-    changed = [
-        f"{key}={value}"
+    return [
+        f"{key}={value:.6g}" if isinstance(value, float) else f"{key}={value}"
         for key, value in estimate.options.items()
         if key in RADII or (key in defaults and value != defaults[key])
     ]
-    return f"{name} ({', '.join(changed)})" if changed else name
 
 
 def two_digits(number: float) -> str:

@@ -1,0 +1,146 @@
+"""Several models in order of flatness, measure by measure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import combinations
+
+from flatgauge.report.blindness import BLINDNESS, by_blindness
+from flatgauge.report.number import Number, value_of
+from flatgauge.report.ranks import incomparable, ranked, rounding_of
+from flatgauge.report.report import Report
+
+
+@dataclass(frozen=True)
+class Place:
+    """A model under one measure.
+
+    Attributes:
+        value: Its value.
+        rank: 1 for the flattest; None where it has none.
+        tied: Whether others share the rank.
+    """
+
+    value: Number
+    rank: int | None
+    tied: bool
+
+
+@dataclass(frozen=True)
+class Line:
+    """The order of all models under one measure.
+
+    Attributes:
+        measure: Its name.
+        places: By model, None where it was not measured.
+        why_not: Why there is no order, "" where there is one.
+    """
+
+    measure: str
+    places: dict[str, Place | None]
+    why_not: str
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """Several models under all measures.
+
+    Attributes:
+        models: Their names.
+        groups: For each of `BLINDNESS`, its key, title and lines.
+        summary: Whether the measures agree, in sentences.
+    """
+
+    models: list[str]
+    groups: list[tuple[str, str, list[Line]]]
+    summary: list[str]
+
+
+def ranking_of(reports: Mapping[str, Report]) -> Ranking:
+    """Order models by every measure, flattest first.
+
+    Two models that differ by less than twice their combined error share a place, see `ranked`.
+
+    Args:
+        reports: By name of the model; at least two.
+
+    Returns:
+        The ranking.
+    """
+    first = next(iter(reports.values()))
+    names = dict.fromkeys(name for report in reports.values() for name in report)
+    options = {
+        name: next(r[name].options for r in (first, *reports.values()) if name in r.estimates)
+        for name in names
+    }
+    kinds = by_blindness((name, options[name]) for name in names)
+    groups = [
+        (key, BLINDNESS[key], [_line(name, reports) for name in members])
+        for key, members in kinds.items()
+    ]
+    return Ranking(list(reports), groups, _summary(groups, list(reports)))
+
+
+def _line(measure: str, reports: Mapping[str, Report]) -> Line:
+    found = {
+        name: report.estimates[measure]
+        for name, report in reports.items()
+        if measure in report.estimates
+    }
+    why = incomparable(found)
+    rounding = max(rounding_of(report.facts.dtype) for report in reports.values())
+    ranks = {} if why else ranked(found, rounding=rounding)
+    shared = [rank for rank in ranks.values() if rank is not None]
+    places = {
+        name: Place(value_of(found[name]), ranks.get(name), shared.count(ranks.get(name, -1)) > 1)
+        if name in found
+        else None
+        for name in reports
+    }
+    return Line(measure, places, why)
+
+
+def _summary(groups: list[tuple[str, str, list[Line]]], models: list[str]) -> list[str]:
+    """Who is flattest by how many measures, and whether they contradict each other."""
+    told = []
+    subjects = {
+        "units": "measures that no rescaling of units moves",
+        "layers": "measures blind to whole layers only",
+        "nothing": "classical measures",
+    }
+    for key, _, lines in groups:
+        ranked = [line for line in lines if not line.why_not]
+        if not ranked:
+            continue
+        firsts = {
+            name: sum(place is not None and place.rank == 1 for place in _of(ranked, name))
+            for name in models
+        }
+        order = sorted((n for n in models if firsts[n]), key=lambda n: -firsts[n])
+        counts = ", ".join(f"{name} by {firsts[name]}" for name in order)
+        one = subjects[key].replace("measures", "measure")
+        subject = one if len(ranked) == 1 else subjects[key]
+        agree = "They contradict each other." if _contradict(ranked, models) else ""
+        told.append(
+            f"By {len(ranked)} {subject}, flattest is {counts} (ties count for all). "
+            f"{agree or 'No two of them contradict each other.'}"
+        )
+    return told
+
+
+def _of(lines: list[Line], model: str) -> list[Place | None]:
+    return [line.places[model] for line in lines]
+
+
+def _contradict(lines: list[Line], models: list[str]) -> bool:
+    """Whether two measures put two models in opposite order."""
+    for one, other in combinations(models, 2):
+        signs = set()
+        for line in lines:
+            a, b = line.places[one], line.places[other]
+            if a is not None and b is not None and a.rank and b.rank and a.rank != b.rank:
+                signs.add(a.rank < b.rank)
+        if len(signs) > 1:
+            return True
+    return False

@@ -1,0 +1,92 @@
+"""What pages are written from in tests: real reports, and pictures by hand."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+import torch
+from cases import build
+
+import flatgauge as fg
+from flatgauge.estimators import Estimate
+from flatgauge.report import Certificate, Report
+
+#: Cheap, and of every kind: exact, estimated, a lower bound; classical and invariant.
+MEASURES = [
+    "hessian_trace",
+    "hessian_max_eigenvalue",
+    "expected_sharpness",
+    "epsilon_sharpness",
+    "kappa_trace_sum",
+    "rho_sum",
+    "adaptive_trace",
+    "fisher_rao_norm",
+]
+
+#: A name that a careless page would run.
+EVIL = "<script>alert(1)</script>"
+
+
+@functools.cache
+def two_ways() -> tuple[dict[str, Report], dict[str, Certificate], dict[str, fg.GaugeGroup]]:
+    """One network written in two ways, certified, with its gauge."""
+    case = build("mlp")
+    surface = case.surface()
+    gauge = fg.find_gauge(case.model, case.inputs[:2])
+    twin = gauge.rescale(case.model, gauge.move([2.0 ** (3 + k % 4) for k in range(gauge.dim)]))
+    reports = {
+        "as trained": fg.measure(surface, measures=MEASURES),
+        "rescaled": fg.measure(replace(case, model=twin).surface(), measures=MEASURES),
+    }
+    certificate = fg.certify(surface, measures=["hessian_trace", "rho_sum"], trials=1)
+    return reports, {"as trained": certificate}, {"as trained": gauge}
+
+
+def odd(report: Report) -> Report:
+    """The report with numbers and names that pages must survive."""
+    units = torch.linspace(0, 1, 100_000, dtype=torch.float64)
+    estimates = {
+        "hessian_trace": Estimate(
+            -2.5,
+            exact=True,
+            layers={EVIL: -1.0, "b": 2.0},
+            units={EVIL: units, "b": units[:3]},
+            notes=(f"see {EVIL} & more",),
+        ),
+        "rho_max": Estimate(math.inf, layers={"a": math.inf, "b": 1.0}),
+        "kappa_max": Estimate(math.nan, converged=False, notes=("could not be measured: why",)),
+        "path_norm": Estimate(10.0, exact=True),
+        "kappa_sum": Estimate(9.0, exact=True),
+        f"own {EVIL}": Estimate(-100.0, converged=False),
+    }
+    return Report(estimates, replace(report.facts, notes=(f"model {EVIL}",)))
+
+
+@dataclass(frozen=True)
+class Picture:
+    """Something drawn by hand."""
+
+    title: str
+    trace: Any
+    caption: str = "Drawn by hand."
+    notes: tuple[str, ...] = ("nothing is real",)
+
+    def figure(self) -> go.Figure:
+        clear = "rgba(0,0,0,0)"
+        return go.Figure(self.trace, {"paper_bgcolor": clear, "plot_bgcolor": clear})
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"title": self.title}
+
+
+_T = np.linspace(-1, 1, 15)
+_HEIGHT = _T[:, None] ** 2 + 0.3 * _T**2
+
+CURVE = Picture("a curve", go.Scatter(x=_T, y=_T**2))
+PLANE = Picture("a plane", go.Contour(x=_T, y=_T, z=_HEIGHT))
+SOLID = Picture("a solid", go.Surface(x=_T, y=_T, z=_HEIGHT))
