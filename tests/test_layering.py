@@ -31,7 +31,7 @@ LAYERS = [
     ["trials"],
     ["second_order"],
     ["surface"],
-    ["curvature", "examples", "symmetry"],
+    ["curvature", "evaluation", "examples", "symmetry"],
     ["path_space"],
     ["geometry"],
     ["functionals"],
