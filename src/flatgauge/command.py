@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 
 from flatgauge.datasets import load_dataset
 from flatgauge.losses import NAMED
@@ -60,11 +61,7 @@ def open_surface(
     if dtype is not None and dtype not in _DTYPES:
         raise ValueError(f"`--dtype {dtype}` is unknown; use {' or '.join(_DTYPES)}.")
     chosen_loss = _loss(loss)
-    torch.manual_seed(seed)  # A factory that draws weights draws the same ones every time.
-    module = build_model(model)
-    notes = ["no --weights: measured as the factory makes the model"]
-    if weights is not None:
-        notes = load_weights(module, weights)
+    module, notes = open_model(model, weights, seed)
     samples = load_dataset(
         data, split=split, limit=limit, mean=_numbers("mean", mean), std=_numbers("std", std)
     )
@@ -81,6 +78,24 @@ def open_surface(
         weight_decay=weight_decay,
     )
     return surface, notes
+
+
+def open_model(model: str, weights: str | None, seed: int) -> tuple[nn.Module, list[str]]:
+    """Build the model that a command line names, and load its weights.
+
+    Args:
+        model: Reference to a model or its factory.
+        weights: Checkpoint file.
+        seed: Of a factory that draws its weights.
+
+    Returns:
+        The model, and notes on the weights.
+    """
+    torch.manual_seed(seed)  # A factory that draws weights draws the same ones every time.
+    module = build_model(model)
+    if weights is None:
+        return module, ["no --weights: measured as the factory makes the model"]
+    return module, load_weights(module, weights)
 
 
 def read_measures(words: list[str]) -> dict[str, dict[str, Any]] | None:

@@ -12,13 +12,14 @@ if TYPE_CHECKING:
     from flatgauge.surface import LossSurface
 
 
-def opened(ctx: typer.Context) -> tuple[LossSurface, list[str]]:
+def opened(ctx: typer.Context, **changed: Any) -> tuple[LossSurface, list[str]]:
     """The surface that the options of a command describe; notes on it are told, and given back."""
     import inspect
 
     from flatgauge.command import open_surface
 
-    words = {name: ctx.params[name] for name in inspect.signature(open_surface).parameters}
+    known = ctx.params | changed
+    words = {name: known[name] for name in inspect.signature(open_surface).parameters}
     surface, notes = open_surface(**words)
     for note in notes:
         typer.echo(f"note: {note}", err=True)

@@ -15,8 +15,15 @@ from flatgauge.drawing.heights import Heights, Scale
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-#: How many levels there are.
-_LEVELS = 16
+#: How many levels there are, filled and as coloured lines.
+_LEVELS, _LINE_LEVELS = 16, 9
+
+_LINES: dict[str, Any] = {
+    "colors": "white",
+    "linewidths": 0.4,
+    "linestyles": "solid",
+    "alpha": 0.7,
+}
 
 
 def plot(heights: Sequence[Heights], scale: Scale, ax: Axes | None = None) -> Axes:
@@ -43,9 +50,27 @@ def plot(heights: Sequence[Heights], scale: Scale, ax: Axes | None = None) -> Ax
         panels = list(made.subplots(1, count, squeeze=False, sharex=True, sharey=True)[0])
     for one, panel in zip(heights, panels, strict=True):
         filled = _filled(one, scale, panel)
-    bar = panels[0].figure.colorbar(filled, ax=panels, shrink=0.9, pad=0.02)
-    bar.set_label(scale.axis_label)
+        if ax is None:
+            panel.label_outer()
+    add_bar(panels, filled, scale)
     return panels[0]
+
+
+def add_bar(panels: Sequence[Axes], drawn: Any, scale: Scale, **look: Any) -> None:
+    """Show what the colours mean, at round numbers.
+
+    Args:
+        panels: Beside which axes.
+        drawn: What has the colours.
+        scale: What they mean.
+        **look: Of the bar.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    where: Any = list(panels)
+    panels[0].figure.colorbar(
+        drawn, ax=where, ticks=MaxNLocator(6), label=scale.axis_label, **({"pad": 0.02} | look)
+    )
 
 
 def _filled(one: Heights, scale: Scale, ax: Axes) -> Any:
@@ -55,9 +80,7 @@ def _filled(one: Heights, scale: Scale, ax: Axes) -> Any:
     filled = ax.contourf(
         one.ticks, one.ticks, grid, levels=_levels(scale), cmap=HEIGHTS, extend=end
     )
-    ax.contour(
-        one.ticks, one.ticks, grid, levels=_levels(scale), colors="white", linewidths=0.4, alpha=0.7
-    )
+    ax.contour(one.ticks, one.ticks, grid, levels=_levels(scale), **_LINES)
     if one.beyond.any():
         from matplotlib.patches import Patch
 
@@ -80,12 +103,12 @@ def _overlaid(heights: Sequence[Heights], scale: Scale, ax: Axes) -> Axes:
     """Several in one panel, as lines."""
     for number, one in enumerate(heights):
         grid = np.ma.masked_invalid(one.shown(scale)).T
-        ax.contour(
-            one.ticks, one.ticks, grid, levels=_levels(scale), colors=colour(number), linewidths=1.0
-        )
+        levels = _levels(scale, _LINE_LEVELS)
+        look: dict[str, Any] = {"colors": colour(number), "linewidths": 1.2, "linestyles": "solid"}
+        ax.contour(one.ticks, one.ticks, grid, levels=levels, **look)
         ax.plot([], [], color=colour(number), label=one.name)
         _finish(one, ax)
-    ax.legend(frameon=False, title=scale.axis_label)
+    ax.legend(title=f"lines of equal {scale.label}", fontsize="small", loc="upper right")
     return ax
 
 
@@ -156,7 +179,7 @@ def figure(heights: Sequence[Heights], scale: Scale) -> Any:
             "colorscale": HEIGHTS,
             "cmin": low,
             "cmax": high,
-            "colorbar": {"title": {"text": scale.axis_label}},
+            "colorbar": {"title": {"text": scale.axis_label}, "nticks": 7},
         },
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
@@ -183,5 +206,5 @@ def _mark(found: Any, one: Heights, place: dict[str, int]) -> None:
     )
 
 
-def _levels(scale: Scale) -> NDArray[np.float64]:
-    return np.linspace(*scale.ends, _LEVELS)
+def _levels(scale: Scale, count: int = _LEVELS) -> NDArray[np.float64]:
+    return np.linspace(*scale.ends, count)

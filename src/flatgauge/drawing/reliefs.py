@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flatgauge.drawing.colours import HEIGHTS
+from flatgauge.drawing.contours import add_bar
 from flatgauge.drawing.heights import Heights, Scale
 
 if TYPE_CHECKING:
@@ -66,8 +67,7 @@ def plot(heights: Sequence[Heights], scale: Scale, ax: Axes | None = None) -> Ax
         panel.view_init(elev=28, azim=-55)
         for axis in (panel.xaxis, panel.yaxis, panel.zaxis):
             axis.pane.set_alpha(0.0)
-    bar = panels[0].figure.colorbar(drawn, ax=panels, shrink=0.6, pad=0.06)
-    bar.set_label(scale.axis_label)
+    add_bar(panels, drawn, scale, shrink=0.6, pad=0.06)
     first: Axes = panels[0]
     return first
 
@@ -118,14 +118,14 @@ def figure(heights: Sequence[Heights], scale: Scale) -> Any:
         yaxis={"title": {"text": "t₂"}, **side},
         zaxis={"title": {"text": scale.axis_label}, "range": [low, high], **side},
         aspectmode="cube",
-        camera={"eye": {"x": 1.4, "y": -1.6, "z": 0.9}},
+        camera={"eye": {"x": 1.35, "y": -1.75, "z": 1.15}},
     )
     found.update_layout(
         coloraxis={
             "colorscale": HEIGHTS,
             "cmin": low,
             "cmax": high,
-            "colorbar": {"title": {"text": scale.axis_label}, "len": 0.8},
+            "colorbar": {"title": {"text": scale.axis_label}, "len": 0.8, "nticks": 7},
         },
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",

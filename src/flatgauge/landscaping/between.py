@@ -24,6 +24,7 @@ class Between(Space):
     """
 
     name = "between"
+    title = "The loss between models"
     words = "the straight line to another model"
     extent: ClassVar[float] = 0.25
 

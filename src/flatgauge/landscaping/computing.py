@@ -98,8 +98,9 @@ def landscape(
             ``"filters"``, ``"layers"`` or ``"eigenvectors"``.
         dims: 1 for a line, 2 for a plane; by default 2, or as many as there are in `to`.
         points: How many along every direction; an odd number has the point itself among them.
-        extent: The grid goes from -extent to extent; by default 1, for eigenvectors 0.5. With
-            `to`, from -extent to 1 + extent, by default 0.25.
+        extent: The grid goes from -extent to extent; by default 1, for eigenvectors 0.5, among
+            basis paths no further than the nearest pole of any of the surfaces. With `to`, from
+            -extent to 1 + extent, by default 0.25.
         sigma: The size of the directions' components, for weights and basis paths; 0.05.
         skeleton: Of basis paths: ``"strongest"`` (the default) or ``"diagonal"``.
         to: A model, surface or state dict at the other end of the line, or a list of two.
@@ -139,15 +140,16 @@ def landscape(
         raise ValueError(f"`points={points!r}` must be a whole number, at least 2.")
     if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
         raise ValueError(f"`seed={seed!r}` must be a whole number from 0 to 2**32 - 1.")
-    reach = kind.extent if extent is None else positive("extent", extent)
-    ticks = kind.ticks(points, reach)
-    common = {"dims": dims, "points": points, "extent": reach} | ({} if ends else {"seed": seed})
+    given = None if extent is None else positive("extent", extent)
     spaces = {
         name: Between(one, ends)
         if ends
         else kind(one, dims, Generator().manual_seed(seed), **options)
         for name, one in surfaces.items()
     }
+    reach = given or min(one.reach() for one in spaces.values())  # The same for all.
+    ticks = kind.ticks(points, reach)
+    common = {"dims": dims, "points": points, "extent": reach} | ({} if ends else {"seed": seed})
     settings = {} if save is None else _settings(spaces, common | options)
     found = {}
     with Record(save, settings, (points,) * dims, len(spaces)) as record, shown(progress) as tell:
@@ -222,6 +224,7 @@ def _result(
         accuracy=None if np.isnan(part.accuracy).all() else part.accuracy,
         beyond=beyond,
         directions=space.directions,
+        title=space.title,
         words=space.words,
         marks=dict(space.marks),
         options=options,

@@ -13,6 +13,7 @@ class AlongEigenvectors(Straight):
     """Unit vectors; the second derivative of the loss along each is its eigenvalue."""
 
     name = "eigenvectors"
+    title = "The loss along eigenvectors of the Hessian"
     words = "leading eigenvectors of the Hessian"
     extent = 0.5
 

@@ -11,6 +11,9 @@ from flatgauge.geometry import PathValues
 from flatgauge.landscaping.space import Space, positive
 from flatgauge.surface import LossSurface
 
+#: How much of the way to the nearest pole is shown.
+_SHARE = 0.95
+
 
 class InBasisPaths(Space):
     """v + t₁ ξ + t₂ η for the values v of basis paths, back to weights by their own map.
@@ -19,6 +22,7 @@ class InBasisPaths(Space):
     """
 
     name = "basis_paths"
+    title = "The loss in the space of basis paths"
     words = "random directions in the space of basis paths"
     options: ClassVar[dict[str, Any]] = {"sigma": 0.05, "skeleton": "strongest"}
 
@@ -38,6 +42,13 @@ class InBasisPaths(Space):
         """The weights of the moved paths; None at a pole."""
         row = self._chart.row(steps @ self.directions)
         return self._chart.point(row) if bool(row.isfinite().all()) else None
+
+    def reach(self) -> float:
+        """1, or nearly as far as the nearest pole in any direction of the grid."""
+        paths = self._chart.paths
+        spans = self.directions[:, paths.roots].abs().sum(0)
+        ways = (paths.values[paths.roots].abs() / spans)[spans > 0]
+        return min(self.extent, _SHARE * float(ways.min())) if len(ways) else self.extent
 
     def reaches(self, steps: Tensor) -> bool:
         """Whether no hidden unit's path value has changed its sign on the way."""

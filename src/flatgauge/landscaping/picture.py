@@ -27,16 +27,12 @@ KINDS: dict[str, tuple[int, Any]] = {
 class Picture(ABC):
     """Something with landscapes in it that can be looked at."""
 
+    title: str
     notes: tuple[str, ...]
 
     @abstractmethod
     def named(self) -> Mapping[str, Landscape]:
         """The landscapes in it, by name."""
-
-    @property
-    @abstractmethod
-    def title(self) -> str:
-        """What is seen, in a few words."""
 
     @property
     @abstractmethod

@@ -42,6 +42,7 @@ class InWeights(RandomDirections):
     """Every component normal with standard deviation `sigma`: not invariant, the baseline."""
 
     name = "weights"
+    title = "The loss in weight space"
     words = "random directions in weight space"
     options: ClassVar[dict[str, Any]] = {"sigma": 0.05}
 
@@ -66,6 +67,7 @@ class InFilters(RandomDirections):
     """
 
     name = "filters"
+    title = "The loss along filter-normalised directions"
     words = "random directions scaled filter by filter to the length of the weights"
 
     def __init__(self, surface: LossSurface, dims: int, generator: Generator) -> None:
@@ -88,10 +90,10 @@ class InFilters(RandomDirections):
         if weight.dim() < 2:
             return torch.zeros_like(direction)
         axes = tuple(range(1, weight.dim()))
-        lengths, own = (
-            torch.linalg.vector_norm(x, dim=axes, keepdim=True) for x in (weight, direction)
-        )
-        return direction * (lengths / own)
+        length = torch.linalg.vector_norm(weight, dim=axes, keepdim=True)
+        own = torch.linalg.vector_norm(direction, dim=axes, keepdim=True)
+        found: Tensor = direction * (length / own)
+        return found
 
 
 class InLayers(RandomDirections):
@@ -102,6 +104,7 @@ class InLayers(RandomDirections):
     """
 
     name = "layers"
+    title = "The loss along layer-normalised directions"
     words = "random directions scaled layer by layer to the length of the weights"
 
     def __init__(self, surface: LossSurface, dims: int, generator: Generator) -> None:

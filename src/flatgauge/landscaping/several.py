@@ -15,12 +15,18 @@ if TYPE_CHECKING:
 class Landscapes(Picture, Mapping[str, Landscape]):
     """Landscapes of several models by name, over the same ticks and drawn at the same height.
 
+    Attributes:
+        title: What is seen, in a few words.
+        notes: What the reader must know.
+
     Args:
         landscapes: By name; all over the same ticks.
     """
 
     def __init__(self, landscapes: Mapping[str, Landscape]) -> None:
         self._landscapes = dict(landscapes)
+        self.title = f"{self._first.title}: {', '.join(self)}"
+        self.notes = self._told()
 
     def __getitem__(self, name: str) -> Landscape:
         if name not in self._landscapes:
@@ -45,19 +51,20 @@ class Landscapes(Picture, Mapping[str, Landscape]):
         return self._landscapes
 
     @property
-    def title(self) -> str:
-        """What is seen, in a few words."""
-        return f"{self._first.title}, side by side"
-
-    @property
     def opening(self) -> str:
-        """The first sentence of the caption."""
-        return f"{', '.join(self)}, at the same scale. {self._first.opening}"
+        """The first sentences of the caption."""
+        return f"At the same scale: {', '.join(self)}. {self._first.opening}"
 
-    @property
-    def notes(self) -> tuple[str, ...]:  # type: ignore[override]
-        """What the reader must know, with the model's name."""
-        return tuple(f"{name}: {note}" for name, one in self.items() for note in one.notes)
+    def _told(self) -> tuple[str, ...]:
+        """What the reader must know: once where it holds for all, else with the model's name."""
+        shared = [n for n in self._first.notes if all(n in one.notes for one in self.values())]
+        others = [
+            f"{name}: {note}"
+            for name, one in self.items()
+            for note in one.notes
+            if note not in shared
+        ]
+        return (*shared, *others)
 
     def to_frame(self) -> pd.DataFrame:
         """One row per model and point of the grid, as of one landscape."""

@@ -29,6 +29,7 @@ class Landscape(Picture):
         beyond: Where a pole of the loss lies on the way from the centre (basis paths only): the
             loss there belongs to a network with another sign on some path.
         directions: The directions (dims, coordinates).
+        title: What is seen, in a few words.
         words: What the directions are, in words.
         marks: Points with a name, and their steps: the model itself, and those of `to`.
         options: The settings that it depends on.
@@ -42,6 +43,7 @@ class Landscape(Picture):
     accuracy: NDArray[np.float64] | None = None
     beyond: NDArray[np.bool_]
     directions: Tensor
+    title: str
     words: str
     marks: dict[str, tuple[float, ...]] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
@@ -52,11 +54,6 @@ class Landscape(Picture):
     def dims(self) -> int:
         """1 for a line, 2 for a plane."""
         return self.loss.ndim
-
-    @property
-    def title(self) -> str:
-        """What is seen, in a few words."""
-        return f"The loss along {self.words}"
 
     @property
     def centre(self) -> float | None:
@@ -73,7 +70,7 @@ class Landscape(Picture):
         settings = ", ".join(f"{name} = {value}" for name, value in (shown | self._rounded).items())
         return (
             f"Mean {self.options.get('loss', 'loss')} of {self.options.get('samples', 'all')} "
-            f"samples at {size} points, from {first:g} to {last:g} along {self.words}"
+            f"samples at {size} points, from {first:.3g} to {last:.3g} along {self.words}"
             f"{f' ({settings})' if settings else ''}."
         )
 

@@ -25,8 +25,9 @@ class Space(ABC):
 
     Attributes:
         name: How it is asked for.
+        title: Of pictures.
         words: What its directions are, for captions: "along ...".
-        extent: How far the grid goes unless told otherwise.
+        extent: How far the grid goes at most unless told otherwise.
         options: Its own options, with their defaults.
         directions: One row per direction (dims, coordinates).
         settings: Its options as they were used.
@@ -36,6 +37,7 @@ class Space(ABC):
     """
 
     name: ClassVar[str]
+    title: ClassVar[str]
     words: str
     extent: ClassVar[float] = 1.0
     options: ClassVar[dict[str, Any]] = {}
@@ -64,6 +66,10 @@ class Space(ABC):
         Returns:
             A flat vector (p,); None where there are no such weights.
         """
+
+    def reach(self) -> float:
+        """How far the grid goes unless told otherwise."""
+        return self.extent
 
     def reaches(self, steps: Tensor) -> bool:
         """Whether no pole of the loss lies between the point and these steps."""
