@@ -131,7 +131,7 @@ def test_measures_take_options(run):
     contents = json.loads(out)
     assert contents["measures"]["epsilon_sharpness"]["options"]["epsilon"] == 0.25
     assert contents["command"][0] == "measure"
-    assert contents["notes"] == ["no --weights: measured as the factory makes the model"]
+    assert contents["notes"] == ["no checkpoint: taken as the factory makes the model"]
     code, _, err = run(*words, "-m", "epsilon_sharpness:radius=1")
     assert code == 2
     assert "is no option of `epsilon_sharpness`" in err
@@ -218,7 +218,7 @@ def flatgauge(*words: str, **options) -> subprocess.CompletedProcess[str]:
 def test_as_a_module_in_a_process_of_its_own(folder):
     done = flatgauge("measure", "nets.py:small", "--data", "data.npz", "--json", *QUICK)
     assert done.returncode == 0
-    assert done.stderr == "note: no --weights: measured as the factory makes the model\n"
+    assert done.stderr == "note: no checkpoint: taken as the factory makes the model\n"
     assert set(json.loads(done.stdout)["measures"]) == {QUICK[1], QUICK[3]}
     assert sorted(os.listdir(folder)) == ["data.npz", "nets.py"]
 

@@ -92,7 +92,8 @@ def test_weights_are_plain():
     surface = case.surface()
     found = fg.landscape(surface, space="weights", dims=1, points=3, sigma=0.1)
     ahead = surface.value(surface.point + found.directions[0])
-    assert found.loss[2] == ahead
+    assert found.loss[2] == pytest.approx(ahead, rel=1e-12)
+    assert found.loss[1] == surface.value()
     assert not found.beyond.any()
 
 
@@ -115,9 +116,13 @@ def test_invariant_under_powers_of_two():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"space": "filters"}, "there is no space 'filters'; the spaces are basis_paths, weights"),
+        (
+            {"space": "moon"},
+            "there is no space 'moon'; the spaces are basis_paths, weights, filters",
+        ),
         ({"dims": 3}, "`dims=3` must be 1 or 2"),
-        ({"points": 1}, "`points=1` at least 2"),
+        ({"points": 1}, "`points=1` must be a whole number, at least 2"),
+        ({"seed": -1}, "`seed=-1` must be a whole number"),
         ({"extent": 0.0}, "`extent=0.0` must be a positive finite number"),
         ({"sigma": float("nan")}, "`sigma=nan` must be a positive finite number"),
         ({"skeleton": "weak"}, "`skeleton='weak'` is unknown"),

@@ -14,7 +14,17 @@ ROOT = Path(flatgauge.__file__).parent
 
 #: From the ground up; a module may import only from lines above its own, or from its own unit.
 LAYERS = [
-    ["arguments", "nested", "precision", "layout", "isolation", "memory", "products", "nodes"],
+    [
+        "arguments",
+        "nested",
+        "precision",
+        "layout",
+        "isolation",
+        "memory",
+        "products",
+        "nodes",
+        "writing",
+    ],
     ["signed_log"],
     ["drawing"],
     ["truncated"],
@@ -32,7 +42,7 @@ LAYERS = [
     ["trials"],
     ["second_order"],
     ["surface"],
-    ["curvature", "examples", "symmetry"],
+    ["curvature", "evaluation", "examples", "symmetry"],
     ["path_space"],
     ["geometry"],
     ["functionals"],

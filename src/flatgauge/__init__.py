@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from flatgauge.estimators import Estimate
     from flatgauge.grid import cell
     from flatgauge.guarantees import bounds
-    from flatgauge.landscaping import Landscape, landscape
+    from flatgauge.landscaping import Landscape, Landscapes, landscape
     from flatgauge.measures import catalogue
     from flatgauge.measuring import measure
     from flatgauge.path_space import BasisPaths, basis_paths
@@ -37,6 +37,7 @@ _HOMES = {
     "Estimate": "estimators",
     "GaugeGroup": "symmetry",
     "Landscape": "landscaping",
+    "Landscapes": "landscaping",
     "LossSurface": "surface",
     "Report": "report",
     "Spectra": "spectra",
@@ -66,6 +67,7 @@ __all__ = [
     "Estimate",
     "GaugeGroup",
     "Landscape",
+    "Landscapes",
     "LossSurface",
     "Report",
     "Spectra",

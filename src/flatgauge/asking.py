@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from flatgauge.measures import BALANCED, Measure, registry
-from flatgauge.report.writing import check_place
 from flatgauge.surface import LossSurface
+from flatgauge.writing import check_place
 
 Progress = Callable[[str, int, int], None]
 

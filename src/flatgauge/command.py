@@ -140,15 +140,7 @@ def _modules(
     modules: dict[str, nn.Module] = {}
     notes = []
     for name, (model, weights) in entries.items():
-        torch.manual_seed(seed)  # A factory that draws weights draws the same ones every time.
-        module = build_model(model)
-        if any(module is other for other in modules.values()):
-            module = copy.deepcopy(module)  # One object under two names, each with its weights.
-        told = ["no --weights: measured as the factory makes the model"]
-        if name:
-            told = ["no checkpoint: measured as the factory makes the model"]
-        if weights is not None:
-            told = load_weights(module, weights)
+        module, told = open_model(model, weights, seed)
         notes += [f"{name}: {note}" if name else note for note in told]
         try:
             modules[name] = module.to(device)
@@ -180,6 +172,24 @@ def rescaled_surface(surface: LossSurface, *, seed: int) -> LossSurface:
     twin = surface.twin()
     multiply(twin.model, gauge.factors(move))
     return twin
+
+
+def open_model(model: str, weights: str | None, seed: int) -> tuple[nn.Module, list[str]]:
+    """Build the model that a command line names, and load its weights.
+
+    Args:
+        model: Reference to a model or its factory.
+        weights: Checkpoint file.
+        seed: Of a factory that draws its weights.
+
+    Returns:
+        The model, and notes on the weights.
+    """
+    torch.manual_seed(seed)  # A factory that draws weights draws the same ones every time.
+    module = copy.deepcopy(build_model(model))  # One object under two names has two weights.
+    if weights is None:
+        return module, ["no checkpoint: taken as the factory makes the model"]
+    return module, load_weights(module, weights)
 
 
 def read_measures(words: list[str]) -> dict[str, dict[str, Any]] | None:

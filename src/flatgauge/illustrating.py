@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from flatgauge.certifying import certify
@@ -113,11 +114,11 @@ def _pieces(
 
     if "certificate" in wanted:
         for name, surface in surfaces.items():
-            pieces.append((f"certificate of {name}", lambda n=name, s=surface: certified(n, s)))
+            pieces.append((f"certificate of {name}", partial(certified, name, surface)))
     if "spectrum" in wanted:
         for geometry in ("weights", "per weight"):
-            pieces.append((f"spectrum ({geometry})", lambda g=geometry: spread(g)))
+            pieces.append((f"spectrum ({geometry})", partial(spread, geometry)))
     if "landscape" in wanted:
         for space, dims in (("layers", 1), ("filters", 2), ("basis_paths", 2)):
-            pieces.append((f"landscape ({space})", lambda s=space, d=dims: drawing(s, d)))
+            pieces.append((f"landscape ({space})", partial(drawing, space, dims)))
     return pieces

@@ -108,6 +108,11 @@ class Objective:
 
         return self._subject.holding(leaves, both)
 
+    def total_and_output(self, leaves: Sequence[Tensor], chunk: Batch) -> tuple[Tensor, Any]:
+        """The loss summed over a chunk, and what the model returned."""
+        output = self._subject(leaves, chunk, with_labels=self.loss.own)
+        return self._scaled(self._loss_of(output, chunk), chunk), output
+
     def denominator(self, chunk: Batch) -> float:
         """What a chunk adds to `count`."""
         return self._count_of(chunk)
@@ -197,8 +202,7 @@ class Objective:
 
     def total_of(self, subject: Subject, leaves: Sequence[Tensor], chunk: Batch) -> Tensor:
         """The loss summed over a chunk, by another subject (the model in double precision)."""
-        total = self._raw(subject, leaves, chunk)
-        return total if self.loss.count is not None else total * self._count_of(chunk)
+        return self._scaled(self._raw(subject, leaves, chunk), chunk)
 
     def _count_all(self) -> None:
         """Add up the denominator of the whole data set."""
@@ -211,9 +215,16 @@ class Objective:
 
     def _raw(self, subject: Subject, leaves: Sequence[Tensor], chunk: Batch) -> Tensor:
         """What the loss function itself returns: a total if its count is known, else a mean."""
-        output = subject(leaves, chunk, with_labels=self.loss.own)
+        return self._loss_of(subject(leaves, chunk, with_labels=self.loss.own), chunk)
+
+    def _loss_of(self, output: Any, chunk: Batch) -> Tensor:
+        """What the loss function returns for an output, checked against the target."""
         self.loss.check(output, chunk.target)
         return self.loss.total(output, chunk.target)
+
+    def _scaled(self, returned: Tensor, chunk: Batch) -> Tensor:
+        """What a loss function returned for a chunk as a total."""
+        return returned if self.loss.count is not None else returned * self._count_of(chunk)
 
     def _evaluated(self, subject: Subject, batch: Batch, *, gradient: bool = True) -> Tensor:
         """Loss and entries of the gradient of a small batch, as one vector."""

@@ -162,6 +162,11 @@ class LossSurface:
         return self._layout.size
 
     @property
+    def stored(self) -> bool:
+        """Whether the data are held in memory; else every pass reads them again."""
+        return self._batches.stored
+
+    @property
     def samples(self) -> int:
         """The number of samples N."""
         return self._batches.samples
@@ -225,7 +230,7 @@ class LossSurface:
             leaves, total = self._leaves(point), 0.0
             for chunk in self._objective.chunks(self.chunk):
                 total += self._objective.value(leaves, chunk)
-            value = total / self._objective.count + self._penalty(leaves)
+            value = total / self._objective.count + self.penalty(leaves)
             if point is None:
                 self._value = finite_loss(value)
         return math.inf if math.isnan(value) else value
@@ -263,7 +268,7 @@ class LossSurface:
                 loss, pieces = self._objective.total_and_gradient(leaves, chunk)
                 total += loss
                 self._layout.add(sums, pieces)
-            value = total / self._objective.count + self._penalty(leaves)
+            value = total / self._objective.count + self.penalty(leaves)
             gradient = sums / self._objective.count
             if self.weight_decay:
                 gradient += self.weight_decay * self._layout.flat([x.detach() for x in leaves])
@@ -338,6 +343,13 @@ class LossSurface:
             ValueError: If names are missing or unknown, or a shape differs.
         """
         return self._layout.from_named(parts)
+
+    def penalty(self, leaves: Sequence[Tensor]) -> float:
+        """The weight-decay part of the loss, at values of the parameters in their order."""
+        if not self.weight_decay:
+            return 0.0
+        squares = (float(wide(leaf.detach()).square().sum()) for leaf in leaves)
+        return self.weight_decay / 2 * sum(squares)
 
     def recall(self, key: Hashable, compute: Callable[[], T], *, lasting: bool = False) -> T:
         """Give what was computed under a key at these parameters before, or compute it now.
@@ -491,10 +503,3 @@ class LossSurface:
             )
         moved = point.detach().to(self.device, self.dtype)
         return [part.clone().requires_grad_() for part in self._layout.pieces(moved)]
-
-    def _penalty(self, leaves: Sequence[Tensor]) -> float:
-        """The weight-decay part of the loss."""
-        if not self.weight_decay:
-            return 0.0
-        squares = (float(wide(leaf.detach()).square().sum()) for leaf in leaves)
-        return self.weight_decay / 2 * sum(squares)

@@ -1,6 +1,16 @@
 """The command line: arguments in, a public function called, its result printed."""
 
-from flatgauge.cli import catalogue, certify, compare, demo, measure, spectrum
+from flatgauge.cli import catalogue, certify, compare, demo, landscape, measure, spectrum
 from flatgauge.cli.application import app, main
 
-__all__ = ["app", "catalogue", "certify", "compare", "demo", "main", "measure", "spectrum"]
+__all__ = [
+    "app",
+    "catalogue",
+    "certify",
+    "compare",
+    "demo",
+    "landscape",
+    "main",
+    "measure",
+    "spectrum",
+]

@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
 import typer
 
 from flatgauge.cli.application import app
-from flatgauge.cli.options import Debug, Seed, Threads, examples
+from flatgauge.cli.options import OUTPUT, Debug, Seed, Threads, examples
 
 
-@app.command(epilog=examples("flatgauge demo", "flatgauge demo --seed 1 --threads 2"))
-def demo(threads: Threads = None, seed: Seed = 0, debug: Debug = False) -> None:
-    """Train a small network on digits, measure it, rescale it, and measure again."""
+@app.command(epilog=examples("flatgauge demo", "flatgauge demo --html demo.html --seed 1"))
+def demo(
+    html: Annotated[
+        Path, typer.Option(metavar="FILE", help="The report.", rich_help_panel=OUTPUT)
+    ] = Path("report.html"),
+    threads: Threads = None,
+    seed: Seed = 0,
+    debug: Debug = False,
+) -> None:
+    """Train three networks on digits, measure them, disguise one, and write a report."""
     from flatgauge.command import set_threads
-    from flatgauge.demo import run
+    from flatgauge.demo import demonstrate
+    from flatgauge.writing import check_place
 
-    set_threads(threads or 1)  # For a network this small one thread is the fastest.
-    run(typer.echo, seed=seed)
+    check_place(html)
+    set_threads(threads or 1)  # For networks this small one thread is the fastest.
+    demonstrate(typer.echo, html, seed=seed)

@@ -27,7 +27,7 @@ class Keeper:
     """
 
     def __init__(self, save: str | None, html: str | None) -> None:
-        from flatgauge.report.writing import check_place
+        from flatgauge.writing import check_place
 
         for place in filter(None, (save, html)):
             check_place(place)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 from flatgauge.certifying import certify
@@ -70,7 +71,8 @@ def demonstrate(say: Callable[[str], None], path: Path, *, seed: int = 0) -> Dem
     say(f"Rescaling `{CHOSEN}`, unit by unit: the same function, written differently ...")
     gauge = find_gauge(trained[CHOSEN].model, images[:2])
     twin = _disguised(trained[CHOSEN], gauge)
-    change = float((trained[CHOSEN].model(tests[0]) - twin.model(tests[0])).abs().max())
+    with torch.no_grad():
+        change = float((trained[CHOSEN].model(tests[0]) - twin.model(tests[0])).abs().max())
     networks = trained | {DISGUISED: twin}
     surfaces = {
         name: LossSurface(network.model, "cross_entropy", (images, network.labels))

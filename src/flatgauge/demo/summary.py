@@ -34,9 +34,9 @@ def summary(found: Demonstration, chosen: str, disguised: str) -> list[str]:
     return [
         f"test accuracy: {accuracies}",
         f"flattest first by {symbols[OURS]}: {_ordered(trained, OURS)}",
-        f"by the {CLASSICAL.replace('_', ' ')}: {_ordered(trained, CLASSICAL)}, until `{chosen}` is "
-        f"rescaled (outputs change by {found.change:g}): {after[CLASSICAL].value:.3g}, "
-        f"{after[CLASSICAL].value / before[CLASSICAL].value:.2g} times as much",
+        f"by {symbols[CLASSICAL]}: {_ordered(trained, CLASSICAL)}; after rescaling {chosen} "
+        f"(outputs change by {found.change:g}): {after[CLASSICAL].value:.3g}, "
+        f"{after[CLASSICAL].value / before[CLASSICAL].value:,.0f} times as much",
         f"not moved by one bit: {len(still)} of {len(before)} measures, among them "
         f"{symbols[OURS]}, {_symbols(still, symbols)}",
         f"certificate: {_claims(found)}",

@@ -73,10 +73,7 @@ class Line:
     single: float
 
     def parts(self, floor: float) -> tuple[Array, Array]:
-        """The values where they are known, and where they are not; nothing elsewhere.
-
-        None of them lies below half of the floor: a logarithmic axis cannot hold zero.
-        """
+        """The values where they are known, and where they are not, none below half the floor."""
         drawn = np.maximum(self.values, floor / 2)
         known = np.abs(self.eigenvalues) >= self.resolution
         joint = np.zeros_like(known)  # Where both are drawn, so that no gap is seen.

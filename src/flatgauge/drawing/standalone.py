@@ -1,10 +1,13 @@
-"""A page with one picture: one file, with nothing from outside, for light and dark screens."""
+"""A picture as a page of its own: one file, no request to anywhere, light and dark."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from flatgauge.writing import write_whole
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -18,16 +21,14 @@ _PAGE = """<!doctype html>
 <link rel="icon" href="data:,">
 <title>{title}</title>
 <style>
-body {{ font: 16px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem;
-  padding: 0 1rem; color: #1a1a1a; background: #fff; }}
+body {{ font: 16px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto; padding: 0 1rem;
+  color: #1b1b1b; background: #fff; }}
 h1 {{ font-size: 1.3rem; }}
-p {{ color: #555; max-width: 45rem; }}
+p, li {{ color: #555; max-width: 45rem; }}
 pre {{ font-size: 0.85rem; overflow-x: auto; }}
 @media (prefers-color-scheme: dark) {{
-  body {{ color: #e6e6e6; background: #16181c; }}
-  p {{ color: #a0a4ab; }}
-  .main-svg text {{ fill: #d0d3d8 !important; }}
-  .hoverlayer text {{ fill: #fff !important; }}
+  body {{ color: #e8e8e8; background: #16181c; }}
+  p, li {{ color: #a8acb3; }}
 }}
 </style>
 </head>
@@ -35,21 +36,38 @@ pre {{ font-size: 0.85rem; overflow-x: auto; }}
 <h1>{title}</h1>
 {picture}
 <p>{caption}</p>
-<pre>{text}</pre>
+{notes}
+{text}
+<script>
+const dark = matchMedia("(prefers-color-scheme: dark)");
+const paint = () => document.querySelectorAll(".plotly-graph-div").forEach(
+  (plot) => Plotly.relayout(plot, {{"font.color": dark.matches ? "#e8e8e8" : "#1b1b1b"}}));
+dark.addEventListener("change", paint);
+paint();
+</script>
 </body>
 </html>
 """
 
 
-def write_figure(path: str | Path, figure: Figure, *, title: str, caption: str, text: str) -> Path:
-    """Write a page with one picture.
+def write_figure(
+    path: str | Path,
+    figure: Figure,
+    *,
+    title: str,
+    caption: str,
+    notes: Sequence[str] = (),
+    text: str = "",
+) -> Path:
+    """Write a plotly figure as one page that needs nothing else.
 
     Args:
-        path: Where.
+        path: Where to.
         figure: The picture.
         title: Over it.
         caption: Below it.
-        text: The numbers, as lines of text.
+        notes: Below the caption, as a list.
+        text: Below the notes: numbers, as lines of text.
 
     Returns:
         The path.
@@ -57,9 +75,12 @@ def write_figure(path: str | Path, figure: Figure, *, title: str, caption: str, 
     picture = figure.to_html(
         full_html=False, include_plotlyjs=True, config={"displaylogo": False, "responsive": True}
     )
+    items = "".join(f"<li>{escape(note)}</li>" for note in notes)
     page = _PAGE.format(
-        title=escape(title), picture=picture, caption=escape(caption), text=escape(text)
+        title=escape(title),
+        picture=picture,
+        caption=escape(caption),
+        notes=f"<ul>{items}</ul>" if items else "",
+        text=f"<pre>{escape(text)}</pre>" if text else "",
     )
-    place = Path(path)
-    place.write_text(page, encoding="utf-8")
-    return place
+    return write_whole(path, page)

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from flatgauge.report.writing import write_whole
+from flatgauge.writing import write_whole
 
 #: How numbers are written that JSON has not.
 _ODD = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}

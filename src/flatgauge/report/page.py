@@ -22,7 +22,7 @@ from flatgauge.report.layer_bars import Choice, layer_choices, unit_choices
 from flatgauge.report.number import MARKS
 from flatgauge.report.number_table import number_tables
 from flatgauge.report.provenance import provenance_of
-from flatgauge.report.writing import write_whole
+from flatgauge.writing import write_whole
 
 if TYPE_CHECKING:
     from flatgauge.report.report import Report

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
@@ -91,9 +92,9 @@ def _line(measure: str, reports: Mapping[str, Report]) -> Line:
     why = incomparable(found)
     rounding = max(rounding_of(report.facts.dtype) for report in reports.values())
     ranks = {} if why else ranked(found, rounding=rounding)
-    shared = [rank for rank in ranks.values() if rank is not None]
+    shared = Counter(rank for rank in ranks.values() if rank is not None)
     places = {
-        name: Place(value_of(found[name]), ranks.get(name), shared.count(ranks.get(name, -1)) > 1)
+        name: Place(value_of(found[name]), ranks.get(name), shared[ranks.get(name) or 0] > 1)
         if name in found
         else None
         for name in reports

@@ -1,0 +1,159 @@
+"""`flatgauge landscape`: the loss around one or several models, drawn."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flatgauge.cli.application import app
+from flatgauge.cli.options import (
+    Data,
+    Debug,
+    Device,
+    Dtype,
+    Json,
+    Limit,
+    LossName,
+    Mean,
+    Memory,
+    Models,
+    MoreWeights,
+    Seed,
+    Split,
+    Std,
+    Threads,
+    WeightDecay,
+)
+from flatgauge.cli.output import all_opened, print_json
+
+if TYPE_CHECKING:
+    from flatgauge.landscaping import Landscape, Landscapes
+
+
+def spaces() -> list[str]:
+    """The spaces, for completion."""
+    from flatgauge.landscaping import SPACES
+
+    return list(SPACES)
+
+
+@app.command(
+    epilog="Example: flatgauge landscape nets.py:lenet --weights small.pt --weights large.pt "
+    "--data mnist:data --limit 2000 --space filters --html landscape.html"
+)
+def landscape(
+    ctx: typer.Context,
+    *,
+    models: Models,
+    weights: MoreWeights = None,
+    data: Data,
+    loss: LossName = "cross_entropy",
+    space: Annotated[
+        str | None,
+        typer.Option(
+            help="basis_paths (the default), weights, filters, layers or eigenvectors.",
+            autocompletion=lambda: spaces(),
+        ),
+    ] = None,
+    dims: Annotated[int | None, typer.Option(help="1 for a line, 2 for a plane.")] = None,
+    points: Annotated[int, typer.Option(help="How many along every direction.")] = 25,
+    extent: Annotated[float | None, typer.Option(help="The grid goes from -this to this.")] = None,
+    sigma: Annotated[
+        float | None, typer.Option(help="Size of directions, for weights and basis_paths.")
+    ] = None,
+    skeleton: Annotated[
+        str | None, typer.Option(help="Of basis paths: strongest or diagonal.")
+    ] = None,
+    to: Annotated[
+        list[str] | None,
+        typer.Option(help="Checkpoint at the other end of a line; twice for a plane."),
+    ] = None,
+    what: Annotated[str, typer.Option(help="Drawn: loss or accuracy.")] = "loss",
+    kind: Annotated[str | None, typer.Option(help="Drawn as: curve, contour or surface.")] = None,
+    log: Annotated[bool, typer.Option("--log", help="Draw on a logarithmic scale.")] = False,
+    png: Annotated[Path | None, typer.Option(help="Draw into this file.")] = None,
+    html: Annotated[Path | None, typer.Option(help="Write this page, to be turned about.")] = None,
+    save: Annotated[
+        Path | None,
+        typer.Option(help="Keep finished points in this .npz; called again, the rest is computed."),
+    ] = None,
+    split: Split = "train",
+    limit: Limit = None,
+    mean: Mean = None,
+    std: Std = None,
+    dtype: Dtype = None,
+    device: Device = "cpu",
+    memory: Memory = "auto",
+    weight_decay: WeightDecay = 0.0,
+    seed: Seed = 0,
+    threads: Threads = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Compute the loss on a line or plane around a model, or between models, and draw it."""
+    import flatgauge as fg
+    from flatgauge.command import set_threads
+
+    set_threads(threads)
+    with redirect_stdout(sys.stderr):  # What the user's own code prints is no result.
+        words = [*models, *(weights or [])]
+        surfaces, notes = all_opened(ctx, words)
+        chosen: Any = surfaces if len(surfaces) > 1 else next(iter(surfaces.values()))
+        found = fg.landscape(
+            chosen,
+            space=space,
+            dims=dims,
+            points=points,
+            extent=extent,
+            sigma=sigma,
+            skeleton=skeleton,
+            to=[_other(words[0], path, seed) for path in to] if to else None,
+            seed=seed,
+            progress=sys.stderr.isatty(),
+            save=save,
+        )
+        if png is not None:
+            found.plot(what=what, kind=kind, log=log).figure.savefig(png, dpi=200)
+        if html is not None:
+            found.to_html(html, what=what, kind=kind, log=log)
+    for path in filter(None, (png, html)):
+        typer.echo(f"wrote {path}", err=True)
+    if json:
+        print_json({"notes on the models": notes} | found.to_dict())
+    elif png is None and html is None:
+        typer.echo(summary(found))
+
+
+def _other(model: str, path: str, seed: int) -> Any:
+    """The model with other weights."""
+    from flatgauge.command import open_model
+
+    module, notes = open_model(model, path, seed)
+    for note in notes:
+        typer.echo(f"note: --to {path}: {note}", err=True)
+    return module
+
+
+def summary(found: Landscape | Landscapes) -> str:
+    """A landscape in a few lines.
+
+    Args:
+        found: One, or several.
+
+    Returns:
+        Its caption, the loss at the model and the ends of what was seen, and notes.
+    """
+    lines = [found.caption, ""]
+    width = max(len(name) for name in found.named())
+    for name, one in found.named().items():
+        seen = one.loss[~one.beyond]
+        here = "not on the grid" if one.centre is None else f"{one.centre:.4g}"
+        lines.append(
+            f"{name:{width}}  loss at the model {here}, lowest {seen.min():.4g}, "
+            f"highest {seen.max():.4g}".strip()
+        )
+    return "\n".join(lines + [f"note: {note}" for note in found.notes])

@@ -1,0 +1,221 @@
+"""Loss and accuracy at many points: each batch of the data is read once for a group of them."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flatgauge.batch import Batch
+from flatgauge.isolation import isolated
+from flatgauge.label_losses import IGNORED
+from flatgauge.loss import prediction
+from flatgauge.surface import LossSurface
+
+#: Points are stacked where one of them is less work on a chunk than this (weights and activations,
+#: times samples): there, calling the model costs more than what it computes. Measured.
+_SMALL_WORK = 2**21
+
+#: The most work in a stack, and in a pass over data in memory: that takes seconds.
+_STACKED_WORK, _PASS_WORK = 2**25, 2**32
+
+#: Most points in a stack, and most that share a pass.
+_MOST_STACKED, _MOST = 64, 64
+
+#: Points that share a pass over data that must be read again each time.
+_STREAMED = 16
+
+
+@dataclass
+class _Sums:
+    """What has been added up for one point."""
+
+    loss: float = 0.0
+    right: float = 0.0
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """Loss and accuracy at some points.
+
+    Attributes:
+        loss: The mean loss at every point; infinite where it is not a number.
+        accuracy: The share of labels that have the largest output; None without classes.
+    """
+
+    loss: list[float]
+    accuracy: list[float] | None = field(default=None)
+
+
+class Evaluator:
+    """Evaluates a surface at many points.
+
+    Points of one group share a pass: each chunk of the data is loaded and placed once. For small
+    models the points are evaluated in stacks, with one call of the model (`torch.func.vmap`).
+    How many go together follows from the sizes of model, data and memory budget, never from
+    timing; it changes results by rounding only. A model that cannot be stacked is called point by
+    point, which gives what `LossSurface.value` does, to the last bit.
+
+    Attributes:
+        stack: How many points one call of the model evaluates.
+        group: How many points share a pass over the data.
+        classes: Whether outputs and targets are classes and labels, so that there is an accuracy.
+
+    Args:
+        surface: What to evaluate.
+        stack: The most points in a stack; None chooses.
+    """
+
+    def __init__(self, surface: LossSurface, stack: int | None = None) -> None:
+        self._surface, self._objective = surface, surface.objective
+        ignored = self._objective.loss.ignored
+        self._ignored = IGNORED if ignored is None else ignored
+        self._few = self._objective.few()
+        with isolated(surface.model, surface.device), torch.no_grad():
+            self.classes = self._has_classes()
+        chosen = min(self._stackable(), stack or _MOST_STACKED)
+        self.stack = chosen if chosen > 1 and self._stacks() else 1
+        self.group = self._shared()
+
+    def __call__(self, points: Sequence[Tensor], *, alone: bool = False) -> Evaluated:
+        """Evaluate points in one pass over the data.
+
+        Args:
+            points: Flat vectors (p,), as many as `group` at best: all are held at once.
+            alone: Whether to call the model for each by itself, as `LossSurface.value` does.
+
+        Returns:
+            Loss and accuracy, in the order of the points.
+        """
+        surface = self._surface
+        sums, labels = [_Sums() for _ in points], 0
+        with isolated(surface.model, surface.device), torch.no_grad():
+            leaves = [self._leaves(point) for point in points]
+            stacks = list(self._stacked(leaves, 1 if alone else self.stack))
+            for chunk in self._objective.chunks(surface.chunk):
+                labels += self._labels(chunk.target)
+                for start, stack in stacks:
+                    totals, right = self._judged(stack, chunk)
+                    for place, (total, hits) in enumerate(zip(totals, right, strict=True), start):
+                        if place < len(sums):
+                            sums[place].loss += total
+                            sums[place].right += hits
+        count = self._objective.count
+        losses = [
+            one.loss / count + surface.penalty(leaf) for one, leaf in zip(sums, leaves, strict=True)
+        ]
+        accuracy = [one.right / labels for one in sums] if self.classes and labels else None
+        return Evaluated([math.inf if math.isnan(loss) else loss for loss in losses], accuracy)
+
+    def _leaves(self, point: Tensor) -> list[Tensor]:
+        """The parameters' values at a point, in their order."""
+        moved = point.detach().to(self._surface.device, self._surface.dtype)
+        return list(self._surface.split(moved).values())
+
+    @staticmethod
+    def _stacked(leaves: list[list[Tensor]], size: int) -> Iterator[tuple[int, list[Tensor]]]:
+        """Points joined into stacks of a size, with the place of the first."""
+        for start in range(0, len(leaves), size):
+            some = leaves[start : start + size]
+            # A stack is filled up, so that a point's result does not depend on who comes with it.
+            full = some + [some[-1]] * (size - len(some))
+            yield start, [torch.stack(parts) for parts in zip(*full, strict=True)]
+
+    def _judged(self, stack: list[Tensor], chunk: Batch) -> tuple[list[float], list[float]]:
+        """Loss and right labels of a chunk, summed, for every point of a stack."""
+        if len(stack[0]) > 1:
+            totals, right = self._together(stack, chunk)
+        else:
+            totals, right = (one[None] for one in self._alone([part[0] for part in stack], chunk))
+        return totals.double().tolist(), right.double().tolist()
+
+    def _alone(self, leaves: Sequence[Tensor], chunk: Batch) -> tuple[Tensor, Tensor]:
+        """Loss and right labels of a chunk, summed, at one point."""
+        total, output = self._objective.total_and_output(leaves, chunk)
+        return total, self._right(output, chunk.target) if self.classes else torch.zeros_like(total)
+
+    def _together(self, stack: list[Tensor], chunk: Batch) -> tuple[Tensor, Tensor]:
+        """Loss and right labels of a chunk, summed, at all points of a stack."""
+
+        def one(*leaves: Tensor) -> tuple[Tensor, Tensor]:
+            return self._alone(leaves, chunk)
+
+        totals, right = torch.func.vmap(one)(*stack)
+        return totals, right
+
+    def _right(self, output: Any, target: Tensor) -> Tensor:
+        """How many labels have the largest output; an output that is no number is wrong."""
+        labels = target.long()
+        best = prediction(output).max(1)
+        hits = (best.indices == labels) & (labels != self._ignored) & ~best.values.isnan()
+        return hits.sum()
+
+    def _labels(self, target: Any) -> int:
+        """How many labels there are that count."""
+        return int((target.long() != self._ignored).sum()) if self.classes else 0
+
+    def _has_classes(self) -> bool:
+        """Whether targets are labels (N,) and outputs (N, classes)."""
+        target, subject = self._few.target, self._surface.subject
+        if not isinstance(target, Tensor) or target.is_floating_point() or target.dim() != 1:
+            return False
+        if target.dtype is torch.bool or target.is_complex():
+            return False
+        _, output = self._objective.total_and_output(subject.leaves, self._few)
+        try:
+            guess = prediction(output)
+        except TypeError:  # A loss of the user's own takes it apart.
+            return False
+        return guess.dim() == 2 and len(guess) == len(target) and guess.shape[1] > 1
+
+    def _work(self, samples: int) -> float:
+        """Roughly, what one point costs on some samples."""
+        surface = self._surface
+        each = self._objective.graph_bytes(1) - self._objective.graph_bytes(0)
+        return samples * (surface.size + each / self._itemsize)
+
+    @property
+    def _itemsize(self) -> int:
+        return torch.empty(0, dtype=self._surface.dtype).element_size()
+
+    def _stackable(self) -> int:
+        """How many points to stack, by what they cost: a power of two."""
+        surface = self._surface
+        with isolated(surface.model, surface.device):
+            samples = min(surface.chunk, surface.samples)
+            each = surface.size * self._itemsize + self._objective.graph_bytes(samples)
+            work = self._work(samples)
+        if work > _SMALL_WORK:
+            return 1
+        fitting = max(min(_STACKED_WORK / work, surface.memory / 4 / each), 1.0)
+        return min(_MOST_STACKED, 1 << int(math.log2(fitting)))
+
+    def _shared(self) -> int:
+        """How many points share a pass: whole stacks."""
+        surface = self._surface
+        with isolated(surface.model, surface.device):
+            work = _PASS_WORK / self._work(surface.samples)
+        wanted = min(work, _MOST) if surface.stored else _STREAMED
+        fitting = surface.memory / 4 / (surface.size * self._itemsize)
+        return self.stack * max(1, int(min(wanted, fitting) / self.stack))
+
+    def _stacks(self) -> bool:
+        """Try out whether the model can be called on a stack of points."""
+        surface, few = self._surface, self._few
+        if any(m._forward_hooks or m._forward_pre_hooks for m in surface.model.modules()):
+            return False  # They would be handed stacks, and may keep them.
+        leaves = surface.subject.leaves
+        with isolated(surface.model, surface.device), torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("error")  # What is not supported may be slow, with a warning.
+            one, right = self._alone(leaves, few)
+            try:
+                both = self._together([torch.stack([leaf, 0.5 * leaf]) for leaf in leaves], few)
+            except Exception:
+                return False
+        alike = torch.isclose(both[0][0], one, rtol=1e-4, atol=1e-6)
+        return bool(alike) and float(both[1][0]) == float(right)

@@ -1,0 +1,145 @@
+"""What one landscape and several share: how they are drawn and described."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flatgauge.drawing import contours, curves, reliefs
+from flatgauge.drawing.heights import Heights, Scale, scale_of
+from flatgauge.drawing.standalone import write_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from flatgauge.landscaping.single import Landscape
+
+#: How landscapes are drawn, by name: for how many directions, and by whom.
+KINDS: dict[str, tuple[int, Any]] = {
+    "curve": (1, curves),
+    "contour": (2, contours),
+    "surface": (2, reliefs),
+}
+
+
+class Picture(ABC):
+    """Something with landscapes in it that can be looked at."""
+
+    title: str
+    notes: tuple[str, ...]
+
+    @abstractmethod
+    def named(self) -> Mapping[str, Landscape]:
+        """The landscapes in it, by name."""
+
+    @property
+    @abstractmethod
+    def opening(self) -> str:
+        """The first sentence of the caption."""
+
+    @property
+    def caption(self) -> str:
+        """What is seen, in a few sentences."""
+        sentences = [self.opening]
+        scale = self._scale("loss", False)
+        if scale.cut:
+            sentences.append(
+                f"Losses above {scale.high:.3g} are cut off, unless the scale is logarithmic."
+            )
+        everyone = self.named().values()
+        if any(one.beyond.any() for one in everyone):
+            sentences.append(
+                "Where a pole of the loss lies in between, a curve is dotted, a plane hatched or "
+                "open."
+            )
+        if any(one.loss.size and not _finite(one) for one in everyone):
+            sentences.append("Where the loss is infinite there is a gap.")
+        return " ".join(sentences)
+
+    def plot(
+        self,
+        ax: Axes | None = None,
+        *,
+        what: str = "loss",
+        kind: str | None = None,
+        log: bool = False,
+    ) -> Axes:
+        """Draw with matplotlib.
+
+        Args:
+            ax: Where to; None makes a figure. Several planes come side by side in a figure of
+                their own, and as lines of equal height in different colours in a given `ax`.
+            what: ``"loss"`` or ``"accuracy"``.
+            kind: ``"curve"`` for lines; ``"contour"`` (the default) or ``"surface"`` for planes.
+            log: Whether heights are shown on a logarithmic scale.
+
+        Returns:
+            The axes; of several side by side the first. `ax.figure.savefig(path)` saves all.
+
+        Raises:
+            ValueError: If it cannot be drawn like that.
+        """
+        drawn, heights = self._drawn(kind, "contour", what)
+        axes: Axes = drawn.plot(heights, self._scale(what, log), ax)
+        return axes
+
+    def figure(self, *, what: str = "loss", kind: str | None = None, log: bool = False) -> Any:
+        """Draw with plotly.
+
+        Args:
+            what: ``"loss"`` or ``"accuracy"``.
+            kind: ``"curve"`` for lines; ``"surface"`` (the default) or ``"contour"`` for planes.
+            log: Whether heights are shown on a logarithmic scale.
+
+        Returns:
+            A `plotly.graph_objects.Figure` on transparent ground.
+
+        Raises:
+            ValueError: If it cannot be drawn like that.
+        """
+        drawn, heights = self._drawn(kind, "surface", what)
+        return drawn.figure(heights, self._scale(what, log))
+
+    def to_html(
+        self, path: str | Path, *, what: str = "loss", kind: str | None = None, log: bool = False
+    ) -> Path:
+        """Write the picture as one page that needs nothing else.
+
+        Args:
+            path: Where to.
+            what: As for `figure`.
+            kind: As for `figure`.
+            log: As for `figure`.
+
+        Returns:
+            The path.
+        """
+        found = self.figure(what=what, kind=kind, log=log)
+        return write_figure(path, found, title=self.title, caption=self.caption, notes=self.notes)
+
+    def _scale(self, what: str, log: bool) -> Scale:
+        return scale_of(self._heights(what), what, log=log)
+
+    def _heights(self, what: str) -> list[Heights]:
+        return [one.heights(what, name) for name, one in self.named().items()]
+
+    def _drawn(self, kind: str | None, default: str, what: str) -> tuple[Any, list[Heights]]:
+        """Who draws it, and what."""
+        dims = next(iter(self.named().values())).dims
+        if kind is None:
+            kind = "curve" if dims == 1 else default
+        if kind not in KINDS or KINDS[kind][0] != dims:
+            fitting = [name for name, (needed, _) in KINDS.items() if needed == dims]
+            raise ValueError(
+                f"`kind={kind!r}` cannot show {'a line' if dims == 1 else 'a plane'}; use "
+                f"{' or '.join(map(repr, fitting))}."
+            )
+        return KINDS[kind][1], self._heights(what)
+
+
+def _finite(one: Landscape) -> bool:
+    import numpy as np
+
+    return bool(np.isfinite(one.loss).all())
