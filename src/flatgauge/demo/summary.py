@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from flatgauge.measures import registry
@@ -14,22 +14,23 @@ if TYPE_CHECKING:
 #: The measure by which the networks are put in order, and the classical one beside it.
 OURS, CLASSICAL = "rho_sum", "hessian_trace"
 
+#: Measures of four families that must not move.
+NAMED = ("rho_sum", "normalized_sharpness", "adaptive_trace", "psi_trace", "path_norm")
 
-def summary(found: Demonstration, chosen: str, disguised: str) -> list[str]:
+
+def summary(found: Demonstration, chosen: str) -> list[str]:
     """What the demonstration found.
 
     Args:
         found: The demonstration.
         chosen: The network that was rescaled.
-        disguised: What it is called after that.
 
     Returns:
         Five lines.
     """
-    reports, symbols = found.comparison, {item.name: item.symbol for item in registry}
-    trained = {name: report for name, report in reports.items() if name != disguised}
-    before, after = reports[chosen], reports[disguised]
-    accuracies = ", ".join(f"{name} {found.accuracies[name]:.1%}" for name in trained)
+    trained, symbols = found.comparison, {item.name: item.symbol for item in registry}
+    before, after = trained[chosen], found.disguise
+    accuracies = ", ".join(f"{name} {share:.1%}" for name, share in found.accuracies.items())
     still = [name for name in before if before[name].value == after[name].value]
     return [
         f"test accuracy: {accuracies}",
@@ -38,7 +39,7 @@ def summary(found: Demonstration, chosen: str, disguised: str) -> list[str]:
         f"(outputs change by {found.change:g}): {after[CLASSICAL].value:.3g}, "
         f"{after[CLASSICAL].value / before[CLASSICAL].value:,.0f} times as much",
         f"not moved by one bit: {len(still)} of {len(before)} measures, among them "
-        f"{symbols[OURS]}, {_symbols(still, symbols)}",
+        f"{', '.join(name.replace('_', ' ') for name in NAMED if name in still)}",
         f"certificate: {_claims(found)}",
     ]
 
@@ -47,13 +48,6 @@ def _ordered(reports: Mapping[str, Report], measure: str) -> str:
     """The networks by a measure, smallest first."""
     order = sorted(reports, key=lambda name: reports[name][measure].value)
     return " < ".join(f"{name} {reports[name][measure]}" for name in order)
-
-
-def _symbols(names: Iterable[str], symbols: Mapping[str, str]) -> str:
-    """A few of the measures that did not move, one of every family."""
-    wanted = ("normalized_sharpness", "adaptive_trace", "psi_trace", "path_norm")
-    found = set(names)
-    return ", ".join(name.replace("_", " ") for name in wanted if name in found)
 
 
 def _claims(found: Demonstration) -> str:
