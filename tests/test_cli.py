@@ -6,83 +6,30 @@ import json
 import math
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
 
 import numpy as np
 import pytest
 import torch
+from command_line import QUICK, call, fill, flatgauge, interrupt, start
 from safetensors.torch import save_file
 
 import flatgauge as fg
 from flatgauge.cli import main
 from flatgauge.measures import registry
 
-NETS = """
-import torch
-from torch import nn
-
-def small():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Flatten(), nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
-
-def squared(output, target):
-    return (output - torch.nn.functional.one_hot(target, 3)).square().mean()
-
-def batches(split="train", limit=None):
-    generator = torch.Generator().manual_seed(0)
-    return [(torch.randn(5, 6, generator=generator), torch.arange(5) % 3) for _ in range(4)]
-
-def talking():
-    print("building the model")
-    return small()
-
-def failing():
-    raise RuntimeError("no such checkpoint server")
-
-class Slow(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(6, 3)
-
-    def forward(self, x):
-        import pathlib, time
-        pathlib.Path("started").touch()
-        time.sleep(60)
-        return self.linear(x)
-"""
-
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    (tmp_path / "nets.py").write_text(NETS)
-    generator = np.random.default_rng(0)
-    np.savez(
-        tmp_path / "data.npz",
-        x=generator.normal(size=(30, 6)).astype("float32"),
-        y=generator.integers(0, 3, size=30),
-    )
+    fill(tmp_path)
     monkeypatch.chdir(tmp_path)
     return tmp_path
-
-
-def call(monkeypatch, capsys, *words: str) -> tuple[int, str, str]:
-    """Run the command line in this process."""
-    monkeypatch.setattr(sys, "argv", ["flatgauge", *words])
-    with pytest.raises(SystemExit) as ending:
-        main()
-    captured = capsys.readouterr()
-    return int(ending.value.code or 0), captured.out, captured.err
 
 
 @pytest.fixture
 def run(folder, monkeypatch, capsys):
     return lambda *words: call(monkeypatch, capsys, *words)
-
-
-QUICK = ("-m", "hessian_max_eigenvalue", "-m", "expected_sharpness")
 
 
 def test_measure_prints_the_numbers_of_the_library(run):
@@ -209,12 +156,6 @@ def test_catalogue(run):
 # -- real processes ---------------------------------------------------------------------------
 
 
-def flatgauge(*words: str, **options) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "flatgauge", *words], capture_output=True, text=True, **options
-    )
-
-
 def test_as_a_module_in_a_process_of_its_own(folder):
     done = flatgauge("measure", "nets.py:small", "--data", "data.npz", "--json", *QUICK)
     assert done.returncode == 0
@@ -237,21 +178,10 @@ def test_a_closed_pipe_is_no_error(folder):
 
 
 def test_ctrl_c_ends_quietly(folder):
-    words = [sys.executable, "-m", "flatgauge", "measure", "nets.py:Slow", "--data", "data.npz"]
-    process = subprocess.Popen(
-        words,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        # Under a shell's background job interrupts are ignored, and children inherit that.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
-    while not (folder / "started").exists():
-        assert process.poll() is None
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
+    process = start("measure", "nets.py:Slow", "--data", "data.npz")
+    code, out, err = interrupt(process, folder / "started")
+    assert (code, out) == (130, "")
+    assert err.endswith("interrupted before the first measure was finished\n")
     assert "Traceback" not in err
 
 

@@ -68,7 +68,7 @@ def names_of(entries: Sequence[Entry]) -> list[str]:
         >>> names_of([("nets.py:net", f"runs/{run}/best.pt") for run in (1, 2)])
         ['1/best', '2/best']
     """
-    deepest = max(len(Path(file or "").parts) for _, file in entries)
+    deepest = max(len(Path(file or ".").parts) for _, file in entries) or 1
     ways: list[Callable[[Entry], str]] = [
         partial(_tail, depth=depth) for depth in range(1, deepest + 1)
     ]

@@ -59,7 +59,7 @@ def plot_ratios(
     ax.set_yticks(places, shown)
     for label in ax.get_yticklabels():
         label.set_fontweight("bold" if label.get_text() in marked else "normal")
-    ax.set_ylim(len(shown) - 0.5, -0.5)
+    ax.set_ylim(max(len(shown), 1) - 0.5, -0.5)
     ax.grid(True, axis="x", alpha=0.3)
     missing = [name for name in values if name not in shown]
     ax.set_xlabel("times the flattest" + _told(missing))

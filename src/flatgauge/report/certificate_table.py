@@ -147,27 +147,18 @@ def rich_print(certificate: Certificate) -> None:
     Args:
         certificate: The certificate.
     """
-    from rich.box import SIMPLE_HEAD
     from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
+
+    from flatgauge.report.terminal import print_lines, print_table
 
     console = Console()
-    console.print("\n".join(heading(certificate)), highlight=False, markup=False)
-    wide = cells(certificate)
-    fits = len(aligned(wide)[0]) + 2 * len(wide[0]) <= console.width
-    names, *rows = wide if fits else listed(certificate)
-    table = Table(header_style="bold", box=SIMPLE_HEAD)
-    for name in names:
-        table.add_column(name, no_wrap=True)
-    for row in rows:
-        table.add_row(*(_coloured(escape(cell), _COLOURS.get(cell[:1], "")) for cell in row))
-    console.print(table)
+    print_lines(console, heading(certificate))
+    print_table(
+        console,
+        cells(certificate),
+        listed(certificate),
+        colour=lambda cell: _COLOURS.get(cell[:1], ""),
+    )
     *lines, verdict = tail(certificate)
-    console.print("\n".join(lines), style="dim", highlight=False, markup=False)
-    style = "bold green" if certificate.passed else "bold red"
-    console.print(verdict, style=style, highlight=False, markup=False)
-
-
-def _coloured(text: str, style: str) -> str:
-    return f"[{style}]{text}[/]" if style else text
+    print_lines(console, lines, style="dim")
+    print_lines(console, [verdict], style="bold green" if certificate.passed else "bold red")

@@ -1,0 +1,103 @@
+"""Nothing that is finished is lost: on Ctrl-C, on errors, and on request."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+import torch
+from command_line import QUICK, call, fill, interrupt, start
+
+import flatgauge as fg
+from flatgauge.cli.keeping import keeping
+from flatgauge.examples import bowl
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    fill(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_save_holds_what_json_prints(folder, monkeypatch, capsys):
+    words = ("measure", "nets.py:small", "--data", "data.npz", *QUICK, "--save", "kept.json")
+    code, out, err = call(monkeypatch, capsys, *words, "--json")
+    assert code == 0
+    assert json.loads(out) == json.loads((folder / "kept.json").read_text())
+    assert json.loads(out)["complete"] is True
+    assert json.loads(out)["command"] == [*words, "--json"]
+    assert "wrote kept.json" in err
+    assert list(fg.Report.from_json("kept.json")) == [QUICK[1], QUICK[3]]
+
+
+def test_ctrl_c_leaves_finished_measures_on_disk(folder):
+    """A real process, stopped in its second measure."""
+    words = ("--data", "data.npz", *QUICK, "--save", "kept.json")
+    process = start("measure", "nets.py:Stalling", *words)
+    code, out, err = interrupt(process, folder / "started")
+    assert (code, out) == (130, "")
+    assert "interrupted: 1 of 2 measures are finished, in kept.json" in err
+    assert "Traceback" not in err
+    report = fg.Report.from_json(folder / "kept.json")
+    assert (len(report), report.complete) == (1, False)
+    assert not [name for name in os.listdir(folder) if name.startswith(".flatgauge")]
+
+
+def test_ctrl_c_in_a_comparison(folder):
+    """A real process, stopped in its first model; the page holds what is finished."""
+    torch.save(torch.nn.Linear(6, 3).state_dict(), "w.pt")
+    words = ("compare", "nets.py:Stalling", "nets.py:small", "--data", "data.npz", *QUICK)
+    process = start(*words, "--save", "kept.json")
+    code, _, err = interrupt(process, folder / "started")
+    assert code == 130
+    assert "interrupted: 1 of 4 measures are finished, in kept.json" in err
+    comparison = fg.Comparison.from_json(folder / "kept.json")
+    assert (list(comparison), comparison.complete) == (["Stalling"], False)
+
+
+def stopped(error: BaseException, save=None, html=None, *, as_json=False, total=5) -> None:
+    """A run that ends with an error after its first measure."""
+    with keeping(save, html, json=as_json) as keeper:
+        keeper.total = total
+        report = fg.measure(bowl([1.0]), measures=["hessian_trace"])
+        keeper(fg.Report(report.estimates, report.facts, complete=False))
+        raise error
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_without_a_file_finished_measures_are_printed(capsys, as_json):
+    with pytest.raises(SystemExit, match="130"):
+        stopped(KeyboardInterrupt(), as_json=as_json)
+    out, err = capsys.readouterr()
+    assert "hessian_trace" in out
+    assert (json.loads(out)["complete"] is False) if as_json else ("interrupted: not every" in out)
+    assert err.endswith("1 of 5 measures are finished, printed above; --save FILE keeps them\n")
+
+
+def test_an_error_says_where_finished_measures_are(tmp_path, capsys):
+    path = str(tmp_path / "kept.json")
+    with pytest.raises(ValueError, match="the model broke"):
+        stopped(ValueError("the model broke"), path)
+    assert "finished before the error: 1 of 5 measures are finished, in" in capsys.readouterr().err
+    assert len(fg.Report.from_json(path)) == 1
+
+
+def test_the_page_of_an_interrupted_run_says_so(tmp_path, capsys):
+    pytest.importorskip("flatgauge.report.page")
+    path = tmp_path / "page.html"
+    with pytest.raises(SystemExit, match="130"):
+        stopped(KeyboardInterrupt(), html=str(path))
+    assert "interrupted: not everything that was asked for is here" in path.read_text()
+    assert f"in {path}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--save", "--html"])
+def test_a_place_that_cannot_be_written_is_told_before_anything_runs(
+    folder, monkeypatch, capsys, option
+):
+    words = ("measure", "nets.py:failing", "--data", "data.npz", option, "gone/file")
+    code, out, err = call(monkeypatch, capsys, *words)
+    assert (code, out) == (2, "")
+    assert "there is no folder" in err

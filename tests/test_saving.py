@@ -1,0 +1,169 @@
+"""What is finished is on disk, whole, and can be read back."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import stat
+
+import pytest
+import torch
+from cases import build
+
+import flatgauge as fg
+from flatgauge.estimators import Estimate
+from flatgauge.examples import bowl
+from flatgauge.report import Report
+from flatgauge.report.writing import check_place, write_whole
+
+NAMES = ["expected_sharpness", "hessian_max_eigenvalue", "hessian_trace"]
+
+
+def test_the_report_is_rewritten_after_every_measure(tmp_path):
+    path, seen = tmp_path / "r.json", []
+
+    def look(name, done, total):
+        if path.exists():
+            report = Report.from_json(path)
+            seen.append((done, len(report), report.complete))
+
+    report = fg.measure(bowl([1.0, 2.0]), measures=NAMES, progress=look, save=path)
+    assert seen == [(1, 1, False), (2, 2, False)]
+    assert Report.from_json(path).to_dict() == report.to_dict()
+    assert os.listdir(tmp_path) == ["r.json"]
+
+
+def test_saving_changes_no_value(tmp_path):
+    saved = fg.measure(bowl([1.0, 2.0]), measures=NAMES, save=tmp_path / "r.json")
+    plain = fg.measure(bowl([1.0, 2.0]), measures=NAMES)
+    assert [e.value for e in saved.values()] == [e.value for e in plain.values()]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_what_was_finished_outlives_an_interruption(tmp_path, error):
+    def stop(name, done, total):
+        if done == 2:
+            raise error("stopped")
+
+    with pytest.raises(error, match="stopped"):
+        fg.measure(bowl([1.0]), measures=NAMES, progress=stop, save=tmp_path / "r.json")
+    report = Report.from_json(tmp_path / "r.json")
+    assert list(report) == NAMES[:2]
+    assert not report.complete
+    assert "interrupted: not everything" in repr(report)
+
+
+def test_a_function_may_be_given_instead_of_a_file():
+    kept = []
+    fg.measure(bowl([1.0]), measures=NAMES, save=kept.append)
+    assert [(len(report), report.complete) for report in kept] == [
+        (1, False),
+        (2, False),
+        (3, True),
+    ]
+    with pytest.raises(TypeError, match="`save=3` must be the path of a file, or a function"):
+        fg.measure(bowl([1.0]), measures=NAMES, save=3)
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_anything_runs(tmp_path):
+    surface = bowl([1.0])
+    with pytest.raises(FileNotFoundError, match=r"there is no folder `.*gone`; make it first"):
+        fg.measure(surface, save=tmp_path / "gone" / "r.json")
+    with pytest.raises(IsADirectoryError, match="is a folder; name a file in it"):
+        fg.measure(surface, save=tmp_path)
+    assert surface.matvecs == 0
+
+
+def test_a_report_with_layers_and_units_is_read_back_as_it_was(tmp_path):
+    names = ["rho_max", "kappa_sum", "normalized_sharpness", "path_norm"]
+    report = fg.measure(build("mlp").surface(), measures=names)
+    report.to_json(tmp_path / "r.json")
+    again = Report.from_json(tmp_path / "r.json")
+    assert again.to_dict() == report.to_dict()
+    assert again.facts == report.facts
+    units = again["rho_max"].units
+    assert all(torch.equal(units[k], v.double()) for k, v in report["rho_max"].units.items())
+    assert isinstance(again["rho_max"].notes, tuple)
+
+
+def test_numbers_that_json_has_not_are_read_back(tmp_path):
+    facts = fg.measure(bowl([1.0]), measures=["hessian_trace"]).facts
+    odd = Estimate(
+        math.inf,
+        stderr=math.nan,
+        layers={"w": -math.inf},
+        units={"w": torch.tensor([1.0, math.inf]), "n": torch.tensor([1, 2])},
+        notes=("nan",),
+    )
+    report = Report({"odd": odd}, facts)
+    report.to_json(tmp_path / "r.json")
+    again = Report.from_json(tmp_path / "r.json")
+    assert again.to_json() == report.to_json()
+    assert math.isnan(again["odd"].stderr)
+    assert again["odd"].layers == {"w": -math.inf}
+    assert again["odd"].notes == ("nan",)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "holds no JSON"),
+        ("[]", "holds no report"),
+        ('{"rows": []}', "needs `facts` and `measures`, and holds `rows`"),
+        ('{"measures": {"a": {}}, "facts": {}}', "`a` of this report lacks `value`"),
+        ('{"measures": {"a": 1}, "facts": {}}', "`a` of this report is 1; it must hold"),
+    ],
+)
+def test_what_is_no_report_is_refused(tmp_path, text, message):
+    (tmp_path / "r.json").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        Report.from_json(tmp_path / "r.json")
+
+
+def test_what_a_newer_version_writes_beside_is_left_out():
+    contents = fg.measure(bowl([1.0]), measures=["hessian_trace"]).to_dict()
+    contents["facts"]["weather"] = "fine"
+    contents["command"] = ["measure"]
+    assert "weather" not in Report.from_dict(contents).to_dict()["facts"]
+
+
+# -- files ------------------------------------------------------------------------------------
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path):
+    path = tmp_path / "r.json"
+    write_whole(path, "old")
+    with pytest.raises(UnicodeEncodeError):
+        write_whole(path, "new \ud800")
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["r.json"]
+
+
+def test_permissions_links_and_pipes(tmp_path):
+    path, link = tmp_path / "r.json", tmp_path / "link.json"
+    write_whole(path, "old")
+    umask = os.umask(0)
+    os.umask(umask)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~umask
+    path.chmod(0o640)
+    link.symlink_to(path)
+    assert write_whole(link, "new") == link
+    assert (link.is_symlink(), path.read_text()) == (True, "new")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    assert write_whole("/dev/null", "gone").exists()
+    assert check_place("/dev/null").exists()
+
+
+def test_the_longest_name_can_be_written(tmp_path):
+    path = tmp_path / ("n" * 255)
+    assert check_place(path) == path
+    assert write_whole(path, "text").read_text() == "text"
+
+
+def test_json_of_results_is_written_whole(tmp_path):
+    report = fg.measure(bowl([1.0]), measures=["hessian_trace"])
+    report.to_json(tmp_path / "r.json")
+    assert json.loads((tmp_path / "r.json").read_text())["complete"] is True
+    with pytest.raises(FileNotFoundError, match="there is no folder"):
+        report.to_json(tmp_path / "gone" / "r.json")
