@@ -73,8 +73,8 @@ class Line:
     single: float
 
     def parts(self, floor: float) -> tuple[Array, Array]:
-        """The values where they are known, and where they are not, none below half the floor."""
-        drawn = np.maximum(self.values, floor / 2)
+        """The values where they are known, and where they are not; nothing elsewhere."""
+        drawn = np.maximum(self.values, floor / 2)  # A logarithmic axis cannot hold zero.
         known = np.abs(self.eigenvalues) >= self.resolution
         joint = np.zeros_like(known)  # Where both are drawn, so that no gap is seen.
         joint[1:] = known[1:] != known[:-1]

@@ -15,6 +15,9 @@ from flatgauge.signed_log import Array, SignedLog
 #: How far the smoothing reaches, in units of its width.
 _TAIL = 5.0
 
+#: What a node may be below a power of ten, in decades, and still count as that.
+_SLACK = 1e-6
+
 #: Points of the grid per width.
 _FINENESS = 4
 
@@ -37,7 +40,7 @@ def axis_of(density: SpectralDensity) -> SignedLog:
     sizes, largest = density.nodes.abs(), float(density.nodes.abs().max()) or 1.0
     told = (sizes > resolution(density)) & (density.weights > 0)
     unit = float(torch.where(told, sizes, largest).amin(dim=1).median())
-    return SignedLog(10.0 ** math.floor(math.log10(unit)))
+    return SignedLog(10.0 ** math.floor(math.log10(unit) + _SLACK))
 
 
 def log_grid(densities: list[SpectralDensity], axis: SignedLog, width: float) -> Array:
