@@ -220,6 +220,9 @@ def test_a_failed_certificate_is_shown_as_failed(runs, tmp_path):
     text = path.read_text(encoding="utf-8")
     assert '<p class="verdict failed"><b>Failed</b>: 1 of 1 claims do not hold' in text
     assert "claimed and not true: from 1 to 2" in text
+    assert "the certificate failed: rho_sum moves under nodewise" in text
+    assert '<span class="tag bad">claimed not to move</span>' in text
+    assert "moves although it claims not to: see the certificate" in text
 
 
 def test_models_are_ranked_with_ties_where_the_error_allows_no_order(runs):

@@ -69,6 +69,10 @@ def caveats_of(
         for name, estimate in report.items():
             for note in estimate.notes:
                 single.setdefault(note, {})[f"{model}: {name}" if several else name] = None
+    for name, certificate in certificates.items():
+        for row in certificate.failures:
+            told = f"the certificate failed: {row.measure} moves under {row.group}"
+            run.setdefault(told, {})[name] = None
     pins = [(name, pin) for name, certificate in certificates.items() for pin in certificate.pinned]
     pins += [(name, str(pin)) for name, gauge in gauges.items() for pin in gauge.pinned]
     for name, pin in pins:

@@ -84,8 +84,9 @@ def headline_of(
     ]
     if not rewritten and len(single) == 1:
         moves = [moves_of(certificate) for certificate in certificates.values()]
+    broken = {row.measure for found in certificates.values() for row in found.failures}
     return Headline(
-        cards=_cards(reports[single[0]]) if len(single) == 1 else [],
+        cards=_cards(reports[single[0]], broken) if len(single) == 1 else [],
         trust=_trust(reports),
         moves=[move for move in moves if move.groups],
         ranking=ranking_of({n: reports[n] for n in single}) if len(single) > 1 else None,
@@ -100,7 +101,7 @@ def _trust(reports: Mapping[str, Report]) -> dict[str, list[str]]:
     return found
 
 
-def _cards(report: Report) -> list[Card]:
+def _cards(report: Report, broken: set[str]) -> list[Card]:
     """A few numbers: invariant ones first, in the order of `CARDS`."""
     known = [n for n in report if not math.isnan(report[n].value)]
     chosen = [name for name in CARDS if name in known] or known
@@ -115,7 +116,9 @@ def _cards(report: Report) -> list[Card]:
             value_of(report[name]),
             data_error_of(report[name]),
             mark_of(report[name]),
-            sees[blindness(name, report[name].options)],
+            "moves although it claims not to: see the certificate"
+            if name in broken
+            else sees[blindness(name, report[name].options)],
         )
         for name in chosen[:_MOST_CARDS]
     ]

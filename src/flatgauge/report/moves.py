@@ -35,6 +35,8 @@ class Move:
         decades: The size of the logarithm of the ratio to base ten; 0 where it stood still, None
             where there is no ratio.
         how: What kind of change it is: "still", "rounding", "noise", "moved", "unmeasured".
+        detail: What else there is to say.
+        broken: Whether the measure claims not to move there.
     """
 
     measure: str
@@ -43,6 +45,8 @@ class Move:
     change: str
     decades: float | None
     how: str
+    detail: str = ""
+    broken: bool = False
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,7 @@ class Moves:
     Attributes:
         title: What is compared.
         columns: What the two values are called.
+        caption: What the table shows.
         groups: For each of `BLINDNESS`, its title and members.
         summary: What moved and what did not, in sentences.
         reach: The largest of all decades, for the length of bars.
@@ -59,6 +64,7 @@ class Moves:
 
     title: str
     columns: tuple[str, str]
+    caption: str
     groups: list[tuple[str, str, list[Move]]]
     summary: list[str]
     reach: float
@@ -78,7 +84,8 @@ def moves_between(before: Report, after: Report, names: tuple[str, str]) -> Move
     shared = [name for name in before if name in after.estimates]
     moved = {name: _move(name, before[name], after[name]) for name in shared}
     kinds = by_blindness((name, before[name].options) for name in shared)
-    return _gathered(f"{names[0]} → {names[1]}", names, moved, kinds)
+    caption = f"Every measure of {names[0]} and of {names[1]}, which is the same function."
+    return _gathered(f"{names[0]} → {names[1]}", names, caption, moved, kinds)
 
 
 def moves_of(certificate: Certificate) -> Moves:
@@ -101,7 +108,9 @@ def moves_of(certificate: Certificate) -> Moves:
         key = "layers" if "layerwise" in claimed else "nothing"
         kinds["units" if "nodewise" in claimed else key].append(name)
     columns = ("as it is", "pushed to")
-    return _gathered("under every move that keeps all outputs", columns, moved, kinds)
+    title = "under every move that keeps all outputs"
+    caption = "Every certified measure, and the value furthest from it that the moves led to."
+    return _gathered(title, columns, caption, moved, kinds)
 
 
 def _pushed(rows: list[Row]) -> Move:
@@ -111,15 +120,15 @@ def _pushed(rows: list[Row]) -> Move:
     assert furthest.after is not None
     found = _move(furthest.measure, Estimate(furthest.before), Estimate(furthest.after))
     if moved or found.how == "unmeasured":
-        return found
+        return replace(found, broken=any(row.verdict == "FAILS" for row in rows))
     # Under factors that are no powers of two every number is rounded, also where it is invariant.
     bits = max((row.change or 0.0 for row in rows if row.change_any is not None), default=0.0)
     rest = max((_rounded(row) for row in rows), default=0.0)
     if bits > 0:
         return replace(found, change=f"by {bits:.0e}, within its error", how="noise")
     noise = ", within its error" if rest > _ROUNDING else ""
-    change = f"{STILL} (other factors: {rest:.0e}{noise})" if rest else STILL
-    return replace(found, change=change, decades=0.0, how="still")
+    detail = f"other factors: {rest:.0e}{noise}" if rest else ""
+    return replace(found, change=STILL, decades=0.0, how="still", detail=detail)
 
 
 def _rounded(row: Row) -> float:
@@ -170,7 +179,11 @@ def _three(ratio: float) -> str:
 
 
 def _gathered(
-    title: str, columns: tuple[str, str], moved: dict[str, Move], kinds: dict[str, list[str]]
+    title: str,
+    columns: tuple[str, str],
+    caption: str,
+    moved: dict[str, Move],
+    kinds: dict[str, list[str]],
 ) -> Moves:
     order = ("nothing", "units", "layers")  # What moved first, then what stands still.
     groups = [
@@ -179,7 +192,7 @@ def _gathered(
         if kinds.get(key)
     ]
     reach = max((move.decades or 0.0 for move in moved.values()), default=0.0)
-    return Moves(title, columns, groups, list(_summary(groups)), reach)
+    return Moves(title, columns, caption, groups, list(_summary(groups)), reach)
 
 
 def _summary(groups: list[tuple[str, str, list[Move]]]) -> Iterable[str]:

@@ -21,6 +21,7 @@
     return {
       layout: {
         font: { family: "system-ui, sans-serif", size: 13, color: text },
+        margin: { l: 56, r: 16, t: 28, b: 48 },
         paper_bgcolor: clear,
         plot_bgcolor: clear,
         xaxis: { ...axis, title },
@@ -42,6 +43,7 @@
     plot.style.height = `${figure.layout.height ?? 400}px`;
     delete figure.layout.height;
     delete figure.layout.width;
+    delete figure.layout.title; // It stands above the picture already.
     figure.layout.autosize = true;
     if (log) {
       const values = figure.data[0].type === "bar" ? "xaxis" : "yaxis";
