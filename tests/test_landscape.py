@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import json
+
 import numpy as np
 import pytest
 import torch
@@ -11,7 +14,7 @@ from torch.func import functional_call
 
 import flatgauge as fg
 from flatgauge import LossSurface
-from flatgauge.examples import two_weights
+from flatgauge.examples import bowl, two_weights
 from flatgauge.path_space import paths_of
 
 
@@ -62,7 +65,7 @@ def test_free_weights_keep_their_values():
 
 def test_beyond_a_pole_is_marked():
     surface = two_weights(2.0, 3.0)  # L = v² at v = 6
-    found = fg.landscape(surface, dims=1, points=5, sigma=20.0, seed=1)
+    found = fg.landscape(surface, dims=1, points=5, sigma=20.0, extent=1.0, seed=1)
     (step,) = found.directions[0].tolist()
     values = 6 + found.ticks * step
     assert (found.beyond == (values <= 0)).all()
@@ -136,3 +139,223 @@ def test_errors_teach(options, message):
 def test_needs_a_surface():
     with pytest.raises(TypeError, match="`landscape` needs a LossSurface, but got a Linear"):
         fg.landscape(nn.Linear(1, 1))
+
+
+def moved(surface, step):
+    return surface.split(surface.point + step)
+
+
+@pytest.mark.parametrize("space", ["weights", "filters", "layers"])
+def test_straight_spaces_are_the_loss_at_moved_weights(space):
+    case = build("residual with batch-norm")
+    case.model.eval()
+    surface = case.surface()
+    found = fg.landscape(surface, space=space, dims=2, points=3, extent=0.5, seed=2)
+    first, second = found.directions
+    for i, one in enumerate(found.ticks):
+        for j, two in enumerate(found.ticks):
+            weights = moved(surface, one * first + two * second)
+            assert found.loss[i, j] == pytest.approx(literal(case, weights), rel=1e-11)
+    assert found.loss[1, 1] == surface.value()
+    output = functional_call(case.model, moved(surface, 0.5 * first), (case.inputs,))
+    right = (output.argmax(1) == case.targets).double().mean()
+    assert found.accuracy[2, 1] == pytest.approx(float(right))
+
+
+def test_filters_have_the_length_of_the_weights_and_the_rest_stays():
+    case = build("residual with batch-norm")
+    surface = case.surface()
+    found = fg.landscape(surface, space="filters", dims=1, points=2)
+    parts = surface.split(found.directions[0])
+    for name, weight in surface.params.items():
+        if weight.dim() < 2:
+            assert not parts[name].any()
+        else:
+            lengths = [p.flatten(1).norm(dim=1) for p in (parts[name], weight)]
+            torch.testing.assert_close(*lengths)
+    assert "have no filters (biases, norms) and do not move" in found.notes[0]
+
+
+def test_layers_have_the_length_of_the_weights_biases_too():
+    model = nn.Sequential(nn.Linear(4, 5), nn.Linear(5, 3))
+    nn.init.zeros_(model[1].bias)
+    surface = LossSurface(model, "cross_entropy", (torch.ones(2, 4), torch.tensor([0, 1])))
+    found = fg.landscape(surface, space="layers", dims=1, points=2)
+    parts = surface.split(found.directions[0])
+    for name, weight in surface.params.items():
+        torch.testing.assert_close(parts[name].norm(), weight.norm())
+    assert found.notes == ("1 of 4 parameter tensors are zero and do not move: 1.bias",)
+    assert np.allclose(found.ticks, [-1, 1])
+
+
+@pytest.mark.parametrize("space", ["filters", "layers"])
+def test_normalised_spaces_do_not_see_layerwise_rescaling(space):
+    case = build("mlp without biases")
+    gauge = fg.find_gauge(case.model, case.inputs).layerwise()
+    move = gauge.sample(generator=torch.Generator().manual_seed(0))
+    twin = LossSurface(gauge.rescale(case.model, move), case.loss, (case.inputs, case.targets))
+    one, other = (fg.landscape(s, space=space, points=3) for s in (case.surface(), twin))
+    assert (one.loss == other.loss).all()
+    plain = (fg.landscape(s, space="weights", points=3).loss for s in (case.surface(), twin))
+    assert not np.allclose(*plain, rtol=1e-3)
+
+
+def test_curvature_along_eigenvectors_is_the_eigenvalue():
+    surface = bowl([3.0, 1.0, 0.5])
+    found = fg.landscape(surface, space="eigenvectors", dims=2, points=3, extent=0.5)
+    assert found.details == pytest.approx({"eigenvalue 1": 3.0, "eigenvalue 2": 1.0}, rel=1e-4)
+    # ½ λ t² along each, and their sum between them: the loss is a bowl.
+    assert found.loss[2, 1] == pytest.approx(0.5 * 3.0 * 0.25, rel=1e-4)
+    assert found.loss[1, 0] == pytest.approx(0.5 * 1.0 * 0.25, rel=1e-4)
+    assert found.loss[0, 2] == pytest.approx(0.5 * 4.0 * 0.25, rel=1e-4)
+    assert np.allclose(found.directions @ found.directions.T, np.eye(2), atol=1e-6)
+
+
+def test_second_differences_along_an_eigenvector_of_a_network():
+    case = build("gelu")
+    found = fg.landscape(case.surface(), space="eigenvectors", dims=1, points=3, extent=1e-3)
+    bend = (found.loss[0] - 2 * found.loss[1] + found.loss[2]) / 1e-6
+    assert bend == pytest.approx(found.details["eigenvalue 1"], rel=1e-3)
+
+
+def test_default_extents():
+    surface = bowl([3.0, 1.0])
+    ends = {
+        s: fg.landscape(surface, space=s, dims=1, points=2).ticks[1]
+        for s in ("weights", "eigenvectors")
+    }
+    assert ends == {"weights": 1.0, "eigenvectors": 0.5}
+    assert fg.landscape(two_weights(2.0, 3.0), dims=1, points=2).ticks[1] == 1.0
+
+
+def test_by_default_path_space_is_seen_up_to_the_nearest_pole():
+    case = build("mlp")
+    surface = case.surface()
+    near = fg.landscape(surface, points=2, sigma=1.0)
+    far = fg.landscape(surface, points=9, sigma=1.0, extent=1.06 * near.options["extent"])
+    assert near.options["extent"] < 1
+    assert not near.beyond.any()
+    assert far.beyond.any()
+
+
+def test_the_line_to_another_model():
+    one, other = two_weights(2.0, 3.0), two_weights(0.0, 1.0)
+    found = fg.landscape(one, to=other, points=7)
+    assert found.ticks.tolist() == [-0.25, 0.0, 0.25, 0.5, 0.75, 1.0, 1.25]
+    t = found.ticks
+    assert np.allclose(found.loss, ((2 - 2 * t).clip(min=0) * (3 - 2 * t)) ** 2)
+    assert (found.space, found.dims) == ("between", 1)
+    assert found.marks == {"model": (0.0,), "to": (1.0,)}
+
+
+def test_both_ends_are_the_models_themselves_to_the_last_bit():
+    case = build("mlp")
+    case.model.eval()
+    other = copy.deepcopy(case.model)
+    for value in other.parameters():
+        value.data.mul_(1.37)
+    end = LossSurface(other, case.loss, (case.inputs, case.targets))
+    for to in (other, end, other.state_dict()):
+        found = fg.landscape(case.surface(), to=to, points=10)
+        ends = dict(zip(found.ticks.tolist(), found.loss.tolist(), strict=True))
+        assert (ends[0.0], ends[1.0]) == (case.surface().value(), end.value())
+
+
+def test_the_plane_through_three_models():
+    surface = bowl([1.0, 4.0])  # at (0, 0)
+    ends = [{"weight": torch.tensor([[2.0, 0.0]])}, {"weight": torch.tensor([[0.0, 1.0]])}]
+    found = fg.landscape(surface, to=ends, points=7)
+    x, y = np.meshgrid(found.ticks, found.ticks, indexing="ij")
+    assert np.allclose(found.loss, 0.5 * ((2 * x) ** 2 + 4 * y**2))
+    assert found.marks == {"model": (0, 0), "to[0]": (1, 0), "to[1]": (0, 1)}
+
+
+def test_buffers_that_stay_are_told():
+    case = build("residual with batch-norm")
+    other = copy.deepcopy(case.model)
+    other.norm.running_mean += 1.0
+    found = fg.landscape(case.surface(), to=other, points=2)
+    assert (
+        "1 buffers or frozen parameters of `to` differ (such as norm.running_mean)"
+        in found.notes[0]
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"to": nn.Linear(2, 1)}, ValueError, "`weight` of `to` has shape .1, 2., but that of"),
+        ({"to": nn.Conv1d(1, 1, 1)}, ValueError, "`weight` of `to` has shape .1, 1, 1."),
+        ({"to": {"a": torch.ones(1)}}, ValueError, "`to` has no parameter `weight` .1 of 1 are"),
+        ({"to": {"weight": torch.full((1, 3), torch.nan)}}, ValueError, "that are nan or infinite"),
+        ({"to": "w.pt"}, TypeError, "`to` is a str; give a model, a LossSurface or a state dict"),
+        ({"to": []}, ValueError, "`to` is a list of 0; give one model for a line, or two"),
+        ({"to": {}, "dims": 2}, ValueError, "`dims=2` does not fit `to`"),
+        ({"to": {}, "space": "layers"}, ValueError, "whatever `space='layers'`; leave one out"),
+        ({"to": {}, "sigma": 0.1}, ValueError, "`sigma=0.1` means nothing here"),
+        (
+            {"to": {"weight": torch.ones(1, 3)}, "points": 3, "extent": 1.0},
+            ValueError,
+            "`points=3` are too few for both ends",
+        ),
+    ],
+)
+def test_ends_that_do_not_fit(options, error, message):
+    with pytest.raises(error, match=message):
+        fg.landscape(bowl([1.0, 2.0, 3.0]), **options)
+
+
+def test_several_models_share_ticks_and_directions():
+    surfaces = {"sharp": bowl([9.0, 9.0]), "flat": bowl([1.0, 1.0])}
+    found = fg.landscape(surfaces, space="weights", points=5, sigma=0.3)
+    assert isinstance(found, fg.Landscapes)
+    assert list(found) == ["sharp", "flat"]
+    assert torch.equal(found["sharp"].directions, found["flat"].directions)
+    assert np.allclose(found["sharp"].loss, 9 * found["flat"].loss)
+    frame = found.to_frame()
+    assert list(frame.columns) == ["model", "t1", "t2", "loss", "beyond"]
+    assert len(frame) == 50
+    with pytest.raises(KeyError, match="there is no 'round'; there are sharp, flat"):
+        found["round"]
+
+
+def test_several_models_are_seen_no_further_than_the_nearest_pole_of_all():
+    both = {"near": two_weights(0.2, 0.1), "far": two_weights(2.0, 3.0)}
+    found = fg.landscape(both, dims=1, points=3)
+    alone = fg.landscape(both["near"], dims=1, points=3)
+    assert alone.options["extent"] < 1
+    assert (found["far"].ticks == alone.ticks).all()
+
+
+def test_classification_by_a_loss_of_ones_own_has_an_accuracy():
+    case = build("mlp")
+
+    def own(output, target):
+        return nn.functional.cross_entropy(output, target)
+
+    surface = LossSurface(case.model, own, (case.inputs, case.targets))
+    found = fg.landscape(surface, space="weights", dims=1, points=3)
+    assert (found.accuracy >= 0).all()
+    assert fg.landscape(bowl([1.0]), space="weights", dims=1, points=3).accuracy is None
+
+
+def test_dicts_are_plain():
+    found = fg.landscape({"a": two_weights(2.0, 3.0)}, dims=1, points=3)
+    object.__setattr__(found["a"], "loss", np.array([1.0, np.inf, 2.0]))
+    contents = json.loads(json.dumps(found.to_dict(), allow_nan=False))
+    assert contents["landscapes"]["a"]["loss"] == [1.0, "inf", 2.0]
+    assert contents["title"] == "The loss in the space of basis paths: a"
+
+
+def test_nothing_to_move():
+    with pytest.raises(ValueError, match="no parameter of the model has filters"):
+        fg.landscape(two_weights(2.0, 3.0), space="filters")
+    with pytest.raises(ValueError, match="every parameter of the model is zero"):
+        fg.landscape(bowl([1.0]), space="layers")
+
+
+def test_names_and_kinds_of_surfaces():
+    with pytest.raises(ValueError, match="an empty mapping; give at least one surface"):
+        fg.landscape({})
+    with pytest.raises(TypeError, match="but got a Linear as 'a'"):
+        fg.landscape({"a": nn.Linear(1, 1)})

@@ -117,7 +117,7 @@ def landscape(
             save=save,
         )
         if png is not None:
-            found.plot(what=what, kind=kind, log=log).figure.savefig(png, dpi=200)
+            found.to_png(png, what=what, kind=kind, log=log)
         if html is not None:
             found.to_html(html, what=what, kind=kind, log=log)
     for path in filter(None, (png, html)):
@@ -150,7 +150,7 @@ def summary(found: Landscape | Landscapes) -> str:
     lines = [found.caption, ""]
     width = max(len(name) for name in found.named())
     for name, one in found.named().items():
-        seen = one.loss[~one.beyond]
+        seen = one.loss if one.beyond.all() else one.loss[~one.beyond]
         here = "not on the grid" if one.centre is None else f"{one.centre:.4g}"
         lines.append(
             f"{name:{width}}  loss at the model {here}, lowest {seen.min():.4g}, "

@@ -33,15 +33,14 @@ def plot(heights: Sequence[Heights], scale: Scale, ax: Axes | None = None) -> Ax
 
         ax = Figure(figsize=(5.2, 3.4), layout="constrained").subplots()
     for number, one in enumerate(heights):
-        near, far = _parts(one)
+        near, far = _parts(one, scale)
         ax.plot(one.ticks, near, color=colour(number), linewidth=1.8, label=one.name or None)
         if one.beyond.any():
             ax.plot(one.ticks, far, color=colour(number), linewidth=1.2, linestyle=":")
     if any(one.beyond.any() for one in heights):
         ax.plot([], [], color="grey", linewidth=1.2, linestyle=":", label=BEYOND)
-    if scale.log:
-        ax.set_yscale("log")
-    ax.set_ylim(*_limits(scale))
+    ax.set_ylim(*_limits(scale))  # First, as a logarithmic axis must find positive ends.
+    ax.set_yscale("log" if scale.log else "linear")
     for label, (where, *_) in _marks(heights).items():
         ax.axvline(where, color="grey", linewidth=0.8, linestyle="--", zorder=0)
         if label:
@@ -77,7 +76,7 @@ def figure(heights: Sequence[Heights], scale: Scale) -> Any:
 
     found = go.Figure()
     for number, one in enumerate(heights):
-        near, far = _parts(one)
+        near, far = _parts(one, scale)
         look = {"color": colour(number), "width": 2.5}
         found.add_scatter(x=one.ticks, y=near, mode="lines", name=one.name, line=look)
         if one.beyond.any():
@@ -107,9 +106,11 @@ def figure(heights: Sequence[Heights], scale: Scale) -> Any:
     return found
 
 
-def _parts(one: Heights) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _parts(one: Heights, scale: Scale) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """The heights on this side, and those beyond with one neighbour, so that the curves meet."""
     values = np.where(np.isfinite(one.values), one.values, np.nan)
+    if scale.log:  # Zero has no logarithm: it lies on the ground.
+        values = np.maximum(values, _limits(scale)[0])
     beside = one.beyond.copy()
     beside[1:] |= one.beyond[:-1]
     beside[:-1] |= one.beyond[1:]

@@ -166,12 +166,13 @@ def landscape(
 
 def _settings(spaces: Mapping[str, Space], options: Mapping[str, Any]) -> dict[str, Any]:
     """What the numbers depend on, for the file that they are kept in."""
-    models = {}
+    found = {"space": next(iter(spaces.values())).name, **options}
     for name, one in spaces.items():
-        models[name or "model"] = fingerprint(one.surface)
+        facts = fingerprint(one.surface)
         if isinstance(one, Between):
-            models[name or "model"]["to"] = digest([one.directions])
-    return {"space": next(iter(spaces.values())).name, **options, "models": models}
+            facts["to"] = digest([one.directions])
+        found |= {f"{fact} of {name or 'the model'}": value for fact, value in facts.items()}
+    return found
 
 
 def _filled(space: Space, ticks: NDArray[np.float64], part: Part) -> Iterator[None]:

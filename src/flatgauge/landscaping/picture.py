@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from flatgauge.drawing import contours, curves, reliefs
 from flatgauge.drawing.heights import Heights, Scale, scale_of
 from flatgauge.drawing.standalone import write_figure
@@ -54,7 +56,7 @@ class Picture(ABC):
                 "Where a pole of the loss lies in between, a curve is dotted, a plane hatched or "
                 "open."
             )
-        if any(one.loss.size and not _finite(one) for one in everyone):
+        if not all(np.isfinite(one.loss).all() for one in everyone):
             sentences.append("Where the loss is infinite there is a gap.")
         return " ".join(sentences)
 
@@ -102,6 +104,31 @@ class Picture(ABC):
         drawn, heights = self._drawn(kind, "surface", what)
         return drawn.figure(heights, self._scale(what, log))
 
+    def to_png(
+        self,
+        path: str | Path,
+        *,
+        what: str = "loss",
+        kind: str | None = None,
+        log: bool = False,
+        dpi: int = 200,
+    ) -> Path:
+        """Write the picture that `plot` draws.
+
+        Args:
+            path: Where to; the suffix (.png, .pdf, .svg) says in which form.
+            what: As for `plot`.
+            kind: As for `plot`.
+            log: As for `plot`.
+            dpi: Dots per inch.
+
+        Returns:
+            The path.
+        """
+        whole: Any = self.plot(what=what, kind=kind, log=log).figure
+        whole.savefig(path, dpi=dpi)
+        return Path(path)
+
     def to_html(
         self, path: str | Path, *, what: str = "loss", kind: str | None = None, log: bool = False
     ) -> Path:
@@ -137,9 +164,3 @@ class Picture(ABC):
                 f"{' or '.join(map(repr, fitting))}."
             )
         return KINDS[kind][1], self._heights(what)
-
-
-def _finite(one: Landscape) -> bool:
-    import numpy as np
-
-    return bool(np.isfinite(one.loss).all())

@@ -129,24 +129,13 @@ class Record:
 
     def _compare(self, path: Path, before: Mapping[str, Any]) -> None:
         """Refuse a file that belongs to something else."""
-        now, then = (_flat(settings) for settings in (self._settings, before))
-        other = [key for key in now.keys() | then.keys() if not _same(now.get(key), then.get(key))]
+        now = self._settings
+        other = [k for k in now.keys() | before.keys() if not _same(now.get(k), before.get(k))]
         if other:
             raise ValueError(
                 f"`save={str(path)!r}` holds a landscape of something else: it differs in "
                 f"{', '.join(sorted(other))}; give another name, or remove the file to start anew."
             )
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by joined names."""
-    found: dict[str, Any] = {}
-    for key, value in settings.items():
-        if isinstance(value, dict):
-            found |= _flat(value, f"{prefix}{key}: ")
-        else:
-            found[prefix + key] = value
-    return found
 
 
 def _same(one: Any, other: Any) -> bool:
