@@ -1,7 +1,7 @@
 r"""Formulas as plain text: LaTeX in, Unicode out, for terminals.
 
 >>> unicode_formula(r"\sum_{ij} \theta_i^2 H_{ij} \le \frac{1}{2} \lambda_{\max}")
-'Σ_ij θᵢ² Hᵢⱼ ≤ 1/2 λ_max'
+'Σᵢⱼ θᵢ² Hᵢⱼ ≤ 1/2 λₘₐₓ'
 """
 
 from __future__ import annotations
