@@ -261,3 +261,30 @@ def test_every_picture_and_table_has_words(loaded):
     assert page.evaluate("[...document.querySelectorAll('table')].every(t => t.caption)")
     assert page.evaluate("[...document.querySelectorAll('.plot')].every(p => p.ariaLabel)")
     assert page.locator("main, nav, header, footer").count() == 4
+
+
+def test_text_stands_out_from_its_ground(loaded, strange):
+    """Contrast of at least 4.5 (AA) for every text, in the light and in the dark."""
+    script = """() => {
+        const parts = colour => (colour.match(/[\\d.]+/g) ?? []).map(Number);
+        const light = rgb => rgb.slice(0, 3).map(c => c / 255)
+            .map(c => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
+            .reduce((sum, c, k) => sum + c * [0.2126, 0.7152, 0.0722][k], 0);
+        const ground = element => {
+            for (let at = element; at; at = at.parentElement) {
+                const found = parts(getComputedStyle(at).backgroundColor);
+                if (found.length === 3 || found[3] === 1) return found;
+            }
+        };
+        const poor = new Set();
+        for (const element of document.querySelectorAll('body *:not(svg *, script, .plot *)')) {
+            const own = [...element.childNodes].some(n => n.nodeType === 3 && n.data.trim());
+            if (!own || !element.checkVisibility()) continue;
+            const [a, b] = [parts(getComputedStyle(element).color), ground(element)].map(light);
+            const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+            if (contrast < 4.5) poor.add(`${element.tagName}.${element.className} ${contrast}`);
+        }
+        return [...poor];
+    }"""
+    assert loaded.page.evaluate(script) == []
+    assert strange.page.evaluate(script) == []
