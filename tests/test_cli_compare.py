@@ -49,7 +49,7 @@ def test_the_table_names_models_and_ends_in_the_verdict(run):
     assert code == 0
     assert out.splitlines()[0].startswith("2 models: 30 samples")
     assert "no verdict" in out.splitlines()[-1]
-    assert "y: no checkpoint: measured as the factory makes the model" in err
+    assert "y: no checkpoint: taken as the factory makes the model" in err
     assert "building the model" in err
     assert "\x1b" not in out
 

@@ -100,6 +100,3 @@ def test_errors_are_one_line(run):
     code, _, err = run("--weights", "a.pt", "--space", "moon")
     assert code == 2
     assert err.splitlines()[-1].startswith("error: there is no space 'moon'")
-    code, _, err = run("--weights", "a.pt", "--weights", "a.pt")
-    assert code == 2
-    assert "the same `--weights` is given twice" in err

@@ -55,7 +55,7 @@ LAYERS = [
     ["comparing", "retrial", "spectra"],
     ["judging"],
     ["certifying"],
-    ["demo", "command"],
+    ["demo", "command", "illustrating"],
     ["cli", "__init__"],
     ["__main__"],
 ]

@@ -230,7 +230,7 @@ def test_models_are_ranked_with_ties_where_the_error_allows_no_order(runs):
 
     def report(value, **options):
         return Report(
-            {"rho_sum": Estimate(value, data_stderr=0.1), "hessian_trace": Estimate(-value)}
+            {"rho_sum": Estimate(value, stderr=0.1), "hessian_trace": Estimate(-value)}
             | {"psi_epsilon_sharpness": Estimate(value, options=options)},
             facts,
         )
@@ -326,9 +326,9 @@ def test_wrong_requests_for_pages_are_refused(runs, tmp_path):
         write_page(path, reports, rewritten={"rescaled": "x"})
     with pytest.raises(TypeError, match="a str cannot be drawn; it needs `title`"):
         write_page(path, reports, landscapes=["picture"])
-    with pytest.raises(FileNotFoundError, match=r"no directory .*; make it first"):
+    with pytest.raises(FileNotFoundError, match=r"no folder .*; make it first"):
         write_page(tmp_path / "none" / "page.html", reports)
-    with pytest.raises(IsADirectoryError, match="is a directory; name a file in it"):
+    with pytest.raises(IsADirectoryError, match="is a folder; name a file in it"):
         write_page(tmp_path, reports)
     assert not list(tmp_path.iterdir())
 

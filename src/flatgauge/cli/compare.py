@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from flatgauge.cli.application import app
-from flatgauge.cli.keeping import keeping
+from flatgauge.cli.keeping import keeping, parts_without
 from flatgauge.cli.options import (
     MODEL,
     Data,
@@ -31,6 +31,7 @@ from flatgauge.cli.options import (
     Std,
     Threads,
     WeightDecay,
+    Without,
     examples,
 )
 from flatgauge.cli.output import all_opened, print_result, watched
@@ -70,6 +71,7 @@ def compare(
     json: Json = False,
     save: Save = None,
     html: Html = None,
+    without: Without = None,
     seed: Seed = 0,
     threads: Threads = None,
     device: Device = "cpu",
@@ -86,6 +88,7 @@ def compare(
 
     set_threads(threads)
     wanted = read_measures(measures or [])
+    parts_without(without or [])
     with keeping(save, html, json=json) as keeper:
         with redirect_stdout(sys.stderr):  # What the user's own code prints is no result.
             surfaces, notes = all_opened(ctx, models, names)
@@ -93,4 +96,5 @@ def compare(
             comparison = fg.compare(
                 surfaces, measures=wanted, gauge=gauge, seed=seed, progress=watched(), save=keeper
             )
+            keeper.illustrate(surfaces, without, seed)
         print_result(comparison, json, notes)

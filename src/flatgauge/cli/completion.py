@@ -12,6 +12,9 @@ SPLITS = ("train", "test")
 DTYPES = ("float32", "float64")
 DEVICES = ("cpu", "cuda", "mps")
 GAUGES = ("balanced",)
+PARTS = ("certificate", "spectrum", "landscape")
+SPACES = ("basis_paths", "weights", "filters", "layers", "eigenvectors")
+GEOMETRIES = ("weights", "per tensor", "per weight", "basis paths", "balanced")
 
 
 def measure_names() -> list[str]:
@@ -75,3 +78,18 @@ def _declares(decorator: ast.expr) -> bool:
         and isinstance(decorator.func, ast.Name)
         and decorator.func.id == "measure"
     )
+
+
+def complete_part(incomplete: str) -> list[str]:
+    """Parts of a page."""
+    return offered(PARTS, incomplete)
+
+
+def complete_space(incomplete: str) -> list[str]:
+    """Spaces of landscapes."""
+    return offered(SPACES, incomplete)
+
+
+def complete_geometry(incomplete: str) -> list[str]:
+    """Geometries of spectra."""
+    return offered(GEOMETRIES, incomplete)

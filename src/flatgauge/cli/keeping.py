@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 if TYPE_CHECKING:
     from flatgauge.report import Comparison, Report
+    from flatgauge.surface import LossSurface
 
 #: What shells report for a program that Ctrl-C ended.
 INTERRUPTED = 130
@@ -22,6 +23,7 @@ class Keeper:
 
     Attributes:
         result: The latest one, None before the first measure is finished.
+        illustrations: What the page shows beside the result, by keyword of `to_html`.
         notes: On the models, told with the result.
         total: How many measures there are of all models together.
     """
@@ -32,6 +34,7 @@ class Keeper:
         for place in filter(None, (save, html)):
             check_place(place)
         self.result: Report | Comparison | None = None
+        self.illustrations: dict[str, Any] = {}
         self.notes: list[str] = []
         self.total = 0
         self._save, self._html = save, html
@@ -44,6 +47,27 @@ class Keeper:
             from flatgauge.report.json_text import json_text
 
             json_text(with_command(result, self.notes), self._save)
+
+    def illustrate(
+        self, surfaces: Mapping[str, LossSurface], without: list[str] | None, seed: int
+    ) -> None:
+        """Compute what the page shows beside the result, if there is to be a page.
+
+        Args:
+            surfaces: What was measured, by name.
+            without: What to leave out.
+            seed: Of everything random.
+        """
+        from flatgauge.cli.output import watched
+        from flatgauge.illustrating import illustrate
+        from flatgauge.report.progress import bar
+
+        if self._html is None:
+            return
+        parts = parts_without(without or [])
+        with bar(*surfaces.values()) if watched() else nullcontext() as shown:
+            found = illustrate(surfaces, parts=parts, seed=seed, progress=shown)
+        self.illustrations = dict(vars(found))
 
     @property
     def finished(self) -> int:
@@ -59,9 +83,31 @@ class Keeper:
         places = [self._save] if self._save is not None else []
         if self._html is not None and self.result is not None:
             command = shlex.join(["flatgauge", *sys.argv[1:]])
-            self.result.to_html(self._html, command=command, remarks=self.notes)
+            shown = dict(self.illustrations)
+            remarks = [*self.notes, *shown.pop("remarks", ())]
+            self.result.to_html(self._html, command=command, remarks=remarks, **shown)
             places.append(self._html)
         return places
+
+
+def parts_without(words: list[str]) -> list[str]:
+    """The parts of a page but for some.
+
+    Args:
+        words: Those that are left out.
+
+    Returns:
+        The others.
+
+    Raises:
+        ValueError: If there is no such part.
+    """
+    from flatgauge.illustrating import PARTS
+
+    for word in words:
+        if word not in PARTS:
+            raise ValueError(f"`--without {word}` is no part of a page; use {', '.join(PARTS)}.")
+    return [part for part in PARTS if part not in words]
 
 
 @contextmanager

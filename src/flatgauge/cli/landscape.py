@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flatgauge.cli import completion
 from flatgauge.cli.application import app
 from flatgauge.cli.options import (
+    OUTPUT,
+    WHAT,
     Data,
     Debug,
     Device,
@@ -27,23 +30,20 @@ from flatgauge.cli.options import (
     Std,
     Threads,
     WeightDecay,
+    examples,
 )
-from flatgauge.cli.output import all_opened, print_json
+from flatgauge.cli.output import all_opened, print_json, with_command
 
 if TYPE_CHECKING:
     from flatgauge.landscaping import Landscape, Landscapes
 
 
-def spaces() -> list[str]:
-    """The spaces, for completion."""
-    from flatgauge.landscaping import SPACES
-
-    return list(SPACES)
-
-
 @app.command(
-    epilog="Example: flatgauge landscape nets.py:lenet --weights small.pt --weights large.pt "
-    "--data mnist:data --limit 2000 --space filters --html landscape.html"
+    epilog=examples(
+        "flatgauge landscape nets.py:lenet small.pt large.pt --data mnist:data --html planes.html",
+        "flatgauge landscape nets.py:lenet a.pt --data mnist:data --space layers --png line.png",
+        "flatgauge landscape nets.py:lenet a.pt --to b.pt --data mnist:data --save line.npz",
+    )
 )
 def landscape(
     ctx: typer.Context,
@@ -56,30 +56,55 @@ def landscape(
         str | None,
         typer.Option(
             help="basis_paths (the default), weights, filters, layers or eigenvectors.",
-            autocompletion=lambda: spaces(),
+            autocompletion=completion.complete_space,
+            rich_help_panel=WHAT,
         ),
     ] = None,
-    dims: Annotated[int | None, typer.Option(help="1 for a line, 2 for a plane.")] = None,
-    points: Annotated[int, typer.Option(help="How many along every direction.")] = 25,
-    extent: Annotated[float | None, typer.Option(help="The grid goes from -this to this.")] = None,
+    dims: Annotated[
+        int | None, typer.Option(help="1 for a line, 2 for a plane.", rich_help_panel=WHAT)
+    ] = None,
+    points: Annotated[
+        int, typer.Option(help="How many along every direction.", rich_help_panel=WHAT)
+    ] = 25,
+    extent: Annotated[
+        float | None, typer.Option(help="The grid goes from -this to this.", rich_help_panel=WHAT)
+    ] = None,
     sigma: Annotated[
-        float | None, typer.Option(help="Size of directions, for weights and basis_paths.")
+        float | None,
+        typer.Option(help="Size of directions, for weights and basis_paths.", rich_help_panel=WHAT),
     ] = None,
     skeleton: Annotated[
-        str | None, typer.Option(help="Of basis paths: strongest or diagonal.")
+        str | None,
+        typer.Option(help="Of basis paths: strongest or diagonal.", rich_help_panel=WHAT),
     ] = None,
     to: Annotated[
         list[str] | None,
-        typer.Option(help="Checkpoint at the other end of a line; twice for a plane."),
+        typer.Option(
+            help="Checkpoint at the other end of a line; twice for a plane.", rich_help_panel=WHAT
+        ),
     ] = None,
-    what: Annotated[str, typer.Option(help="Drawn: loss or accuracy.")] = "loss",
-    kind: Annotated[str | None, typer.Option(help="Drawn as: curve, contour or surface.")] = None,
-    log: Annotated[bool, typer.Option("--log", help="Draw on a logarithmic scale.")] = False,
-    png: Annotated[Path | None, typer.Option(help="Draw into this file.")] = None,
-    html: Annotated[Path | None, typer.Option(help="Write this page, to be turned about.")] = None,
+    what: Annotated[
+        str, typer.Option(help="Drawn: loss or accuracy.", rich_help_panel=WHAT)
+    ] = "loss",
+    kind: Annotated[
+        str | None, typer.Option(help="Drawn as: curve, contour or surface.", rich_help_panel=WHAT)
+    ] = None,
+    log: Annotated[
+        bool, typer.Option("--log", help="Draw on a logarithmic scale.", rich_help_panel=WHAT)
+    ] = False,
+    png: Annotated[
+        Path | None, typer.Option(help="Draw into this file.", rich_help_panel=OUTPUT)
+    ] = None,
+    html: Annotated[
+        Path | None,
+        typer.Option(help="Write this page, to be turned about.", rich_help_panel=OUTPUT),
+    ] = None,
     save: Annotated[
         Path | None,
-        typer.Option(help="Keep finished points in this .npz; called again, the rest is computed."),
+        typer.Option(
+            help="Keep finished points in this .npz; called again, the rest is computed.",
+            rich_help_panel=OUTPUT,
+        ),
     ] = None,
     split: Split = "train",
     limit: Limit = None,
@@ -123,7 +148,7 @@ def landscape(
     for path in filter(None, (png, html)):
         typer.echo(f"wrote {path}", err=True)
     if json:
-        print_json({"notes on the models": notes} | found.to_dict())
+        print_json(with_command(found, notes))
     elif png is None and html is None:
         typer.echo(summary(found))
 

@@ -8,7 +8,7 @@ from contextlib import redirect_stdout
 import typer
 
 from flatgauge.cli.application import app
-from flatgauge.cli.keeping import keeping
+from flatgauge.cli.keeping import keeping, parts_without
 from flatgauge.cli.options import (
     Data,
     Debug,
@@ -30,6 +30,7 @@ from flatgauge.cli.options import (
     Threads,
     WeightDecay,
     Weights,
+    Without,
     examples,
 )
 from flatgauge.cli.output import opened, print_result, watched
@@ -60,6 +61,7 @@ def measure(
     json: Json = False,
     save: Save = None,
     html: Html = None,
+    without: Without = None,
     seed: Seed = 0,
     threads: Threads = None,
     device: Device = "cpu",
@@ -73,6 +75,7 @@ def measure(
 
     set_threads(threads)
     wanted = read_measures(measures or [])
+    parts_without(without or [])
     with keeping(save, html, json=json) as keeper:
         with redirect_stdout(sys.stderr):  # What the user's own code prints is no result.
             surface, notes = opened(ctx)
@@ -80,4 +83,5 @@ def measure(
             report = fg.measure(
                 surface, measures=wanted, gauge=gauge, seed=seed, progress=watched(), save=keeper
             )
+            keeper.illustrate({report.facts.model: surface}, without, seed)
         print_result(report, json, notes)

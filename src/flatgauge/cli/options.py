@@ -140,6 +140,15 @@ Html = Annotated[
         rich_help_panel=OUTPUT,
     ),
 ]
+Without = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="PART",
+        help="Leave certificate, spectrum or landscape out of the page; repeat for several.",
+        rich_help_panel=OUTPUT,
+        autocompletion=completion.complete_part,
+    ),
+]
 Seed = Annotated[
     int,
     typer.Option(metavar="N", min=0, help="Seed of everything random.", rich_help_panel=RUNNING),

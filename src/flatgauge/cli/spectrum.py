@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flatgauge.cli import completion
 from flatgauge.cli.application import app
 from flatgauge.cli.options import (
+    OUTPUT,
+    WHAT,
     Data,
     Debug,
     Device,
@@ -27,16 +30,20 @@ from flatgauge.cli.options import (
     Std,
     Threads,
     WeightDecay,
+    examples,
 )
-from flatgauge.cli.output import all_opened, print_json
+from flatgauge.cli.output import all_opened, print_json, with_command
 
 if TYPE_CHECKING:
     from flatgauge.surface import LossSurface
 
 
 @app.command(
-    epilog="Example: flatgauge spectrum nets.py:lenet --weights lenet.pt --data mnist:data "
-    "--limit 1000 --geometry 'per weight' --rescaled --html spectrum.html"
+    epilog=examples(
+        "flatgauge spectrum nets.py:lenet lenet.pt --data mnist:data --limit 1000 --png a.png",
+        "flatgauge spectrum nets.py:lenet a.pt b.pt --data mnist:data --geometry 'per weight'",
+        "flatgauge spectrum nets.py:lenet a.pt --data mnist:data --rescaled --html spectrum.html",
+    )
 )
 def spectrum(
     ctx: typer.Context,
@@ -46,14 +53,28 @@ def spectrum(
     data: Data,
     loss: LossName = "cross_entropy",
     geometry: Annotated[
-        str, typer.Option(help="weights, 'per tensor', 'per weight', 'basis paths' or balanced.")
+        str,
+        typer.Option(
+            help="weights, 'per tensor', 'per weight', 'basis paths' or balanced.",
+            autocompletion=completion.complete_geometry,
+            rich_help_panel=WHAT,
+        ),
     ] = "weights",
     rescaled: Annotated[
-        bool, typer.Option("--rescaled", help="Draw a randomly rescaled copy of each as well.")
+        bool,
+        typer.Option(
+            "--rescaled",
+            help="Draw a randomly rescaled copy of each as well.",
+            rich_help_panel=WHAT,
+        ),
     ] = False,
-    probes: Annotated[int, typer.Option(min=2, help="Random starts.")] = 8,
-    steps: Annotated[int, typer.Option(min=1, help="Hessian products per start.")] = 64,
-    top: Annotated[int, typer.Option(min=0, help="How many of the largest to find.")] = 10,
+    probes: Annotated[int, typer.Option(min=2, help="Random starts.", rich_help_panel=WHAT)] = 8,
+    steps: Annotated[
+        int, typer.Option(min=1, help="Hessian products per start.", rich_help_panel=WHAT)
+    ] = 64,
+    top: Annotated[
+        int, typer.Option(min=0, help="How many of the largest to find.", rich_help_panel=WHAT)
+    ] = 10,
     split: Split = "train",
     limit: Limit = None,
     mean: Mean = None,
@@ -65,9 +86,12 @@ def spectrum(
     seed: Seed = 0,
     threads: Threads = None,
     png: Annotated[
-        Path | None, typer.Option(help="Draw it to this file (.png, .pdf, .svg).")
+        Path | None,
+        typer.Option(help="Draw it to this file (.png, .pdf, .svg).", rich_help_panel=OUTPUT),
     ] = None,
-    html: Annotated[Path | None, typer.Option(help="Write a page to this file.")] = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write a page to this file.", rich_help_panel=OUTPUT)
+    ] = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -96,7 +120,7 @@ def spectrum(
     if html is not None:
         typer.echo(f"written to {found.to_html(html)}", err=True)
     if json:
-        print_json({"notes": notes} | found.to_dict())
+        print_json(with_command(found, notes))
     else:
         typer.echo(repr(found))
 
