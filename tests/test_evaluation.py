@@ -147,3 +147,20 @@ def test_every_batch_is_read_once_for_a_group():
     evaluator(around(surface, evaluator.group))
     assert evaluator.group >= 16
     assert reads == [0, 2, 4, 6]
+
+
+class Writing(nn.Module):
+    """Writes to its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.linear(x.mul_(2.0))
+
+
+def test_a_model_that_writes_to_its_inputs_finds_them_as_they_were():
+    surface = LossSurface(Writing(), "mse", (torch.ones(4, 3), torch.zeros(4, 2)))
+    points = around(surface, 3)
+    assert Evaluator(surface)(points).loss == [surface.value(point) for point in points]

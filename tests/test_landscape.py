@@ -359,3 +359,16 @@ def test_names_and_kinds_of_surfaces():
         fg.landscape({})
     with pytest.raises(TypeError, match="but got a Linear as 'a'"):
         fg.landscape({"a": nn.Linear(1, 1)})
+
+
+def test_the_model_is_left_as_it_was():
+    case = build("residual with batch-norm")
+    case.model.train()
+    before = {name: value.clone() for name, value in case.model.state_dict().items()}
+    random = torch.get_rng_state()
+    for space in ("filters", "eigenvectors"):
+        fg.landscape(case.surface(), space=space, dims=1, points=3)
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(module.training for module in case.model.modules())
+    assert all(torch.equal(value, before[name]) for name, value in case.model.state_dict().items())
+    assert all(value.grad is None for value in case.model.parameters())

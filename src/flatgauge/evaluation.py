@@ -15,6 +15,7 @@ from flatgauge.batch import Batch
 from flatgauge.isolation import isolated
 from flatgauge.label_losses import IGNORED
 from flatgauge.loss import prediction
+from flatgauge.nested import tensors
 from flatgauge.surface import LossSurface
 
 #: Points are stacked where one of them is less work on a chunk than this (weights and activations,
@@ -77,7 +78,11 @@ class Evaluator:
         self._ignored = IGNORED if ignored is None else ignored
         self._few = self._objective.few()
         with isolated(surface.model, surface.device), torch.no_grad():
-            self.classes = self._has_classes()
+            trial = self._few.copy()
+            before = _versions(trial)
+            _, output = self._objective.total_and_output(surface.subject.leaves, trial)
+        self._writes = _versions(trial) != before  # Some models write to their inputs.
+        self.classes = _has_classes(output, trial.target)
         chosen = min(self._stackable(), stack or _MOST_STACKED)
         self.stack = chosen if chosen > 1 and self._stacks() else 1
         self.group = self._shared()
@@ -100,7 +105,7 @@ class Evaluator:
             for chunk in self._objective.chunks(surface.chunk):
                 labels += self._labels(chunk.target)
                 for start, stack in stacks:
-                    totals, right = self._judged(stack, chunk)
+                    totals, right = self._judged(stack, chunk, first=start == 0)
                     for place, (total, hits) in enumerate(zip(totals, right, strict=True), start):
                         if place < len(sums):
                             sums[place].loss += total
@@ -126,24 +131,34 @@ class Evaluator:
             full = some + [some[-1]] * (size - len(some))
             yield start, [torch.stack(parts) for parts in zip(*full, strict=True)]
 
-    def _judged(self, stack: list[Tensor], chunk: Batch) -> tuple[list[float], list[float]]:
+    def _judged(
+        self, stack: list[Tensor], chunk: Batch, *, first: bool
+    ) -> tuple[list[float], list[float]]:
         """Loss and right labels of a chunk, summed, for every point of a stack."""
+        # Whether targets fit the outputs is looked at once per chunk.
         if len(stack[0]) > 1:
-            totals, right = self._together(stack, chunk)
+            totals, right = self._together(stack, chunk, check=first)
         else:
-            totals, right = (one[None] for one in self._alone([part[0] for part in stack], chunk))
+            totals, right = (
+                one[None] for one in self._alone([part[0] for part in stack], chunk, check=first)
+            )
         return totals.double().tolist(), right.double().tolist()
 
-    def _alone(self, leaves: Sequence[Tensor], chunk: Batch) -> tuple[Tensor, Tensor]:
+    def _alone(
+        self, leaves: Sequence[Tensor], chunk: Batch, *, check: bool = True
+    ) -> tuple[Tensor, Tensor]:
         """Loss and right labels of a chunk, summed, at one point."""
-        total, output = self._objective.total_and_output(leaves, chunk)
+        own = chunk.copy() if self._writes else chunk  # The next point must find it as it was.
+        total, output = self._objective.total_and_output(leaves, own, check=check)
         return total, self._right(output, chunk.target) if self.classes else torch.zeros_like(total)
 
-    def _together(self, stack: list[Tensor], chunk: Batch) -> tuple[Tensor, Tensor]:
+    def _together(
+        self, stack: list[Tensor], chunk: Batch, *, check: bool = True
+    ) -> tuple[Tensor, Tensor]:
         """Loss and right labels of a chunk, summed, at all points of a stack."""
 
         def one(*leaves: Tensor) -> tuple[Tensor, Tensor]:
-            return self._alone(leaves, chunk)
+            return self._alone(leaves, chunk, check=check)
 
         totals, right = torch.func.vmap(one)(*stack)
         return totals, right
@@ -158,20 +173,6 @@ class Evaluator:
     def _labels(self, target: Any) -> int:
         """How many labels there are that count."""
         return int((target.long() != self._ignored).sum()) if self.classes else 0
-
-    def _has_classes(self) -> bool:
-        """Whether targets are labels (N,) and outputs (N, classes)."""
-        target, subject = self._few.target, self._surface.subject
-        if not isinstance(target, Tensor) or target.is_floating_point() or target.dim() != 1:
-            return False
-        if target.dtype is torch.bool or target.is_complex():
-            return False
-        _, output = self._objective.total_and_output(subject.leaves, self._few)
-        try:
-            guess = prediction(output)
-        except TypeError:  # A loss of the user's own takes it apart.
-            return False
-        return guess.dim() == 2 and len(guess) == len(target) and guess.shape[1] > 1
 
     def _work(self, samples: int) -> float:
         """Roughly, what one point costs on some samples."""
@@ -207,8 +208,9 @@ class Evaluator:
     def _stacks(self) -> bool:
         """Try out whether the model can be called on a stack of points."""
         surface, few = self._surface, self._few
-        if any(m._forward_hooks or m._forward_pre_hooks for m in surface.model.modules()):
-            return False  # They would be handed stacks, and may keep them.
+        hooked = any(m._forward_hooks or m._forward_pre_hooks for m in surface.model.modules())
+        if self._writes or hooked:  # Hooks would be handed stacks, and may keep them.
+            return False
         leaves = surface.subject.leaves
         with isolated(surface.model, surface.device), torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("error")  # What is not supported may be slow, with a warning.
@@ -219,3 +221,21 @@ class Evaluator:
                 return False
         alike = torch.isclose(both[0][0], one, rtol=1e-4, atol=1e-6)
         return bool(alike) and float(both[1][0]) == float(right)
+
+
+def _versions(batch: Batch) -> list[int]:
+    """How often the tensors of a batch have been written to."""
+    return [tensor._version for tensor in tensors((batch.inputs, batch.target))]
+
+
+def _has_classes(output: Any, target: Any) -> bool:
+    """Whether targets are labels (N,) and outputs (N, classes)."""
+    if not isinstance(target, Tensor) or target.dim() != 1 or target.dtype is torch.bool:
+        return False
+    if target.is_floating_point() or target.is_complex():
+        return False
+    try:
+        guess = prediction(output)
+    except TypeError:  # A loss of the user's own takes it apart.
+        return False
+    return guess.dim() == 2 and len(guess) == len(target) and guess.shape[1] > 1

@@ -108,10 +108,14 @@ class Objective:
 
         return self._subject.holding(leaves, both)
 
-    def total_and_output(self, leaves: Sequence[Tensor], chunk: Batch) -> tuple[Tensor, Any]:
-        """The loss summed over a chunk, and what the model returned."""
+    def total_and_output(
+        self, leaves: Sequence[Tensor], chunk: Batch, *, check: bool = True
+    ) -> tuple[Tensor, Any]:
+        """The loss summed over a chunk, and the output; `check` whether the targets fit it."""
         output = self._subject(leaves, chunk, with_labels=self.loss.own)
-        return self._scaled(self._loss_of(output, chunk), chunk), output
+        if check:
+            self.loss.check(output, chunk.target)
+        return self._scaled(self.loss.total(output, chunk.target), chunk), output
 
     def denominator(self, chunk: Batch) -> float:
         """What a chunk adds to `count`."""
@@ -215,10 +219,7 @@ class Objective:
 
     def _raw(self, subject: Subject, leaves: Sequence[Tensor], chunk: Batch) -> Tensor:
         """What the loss function itself returns: a total if its count is known, else a mean."""
-        return self._loss_of(subject(leaves, chunk, with_labels=self.loss.own), chunk)
-
-    def _loss_of(self, output: Any, chunk: Batch) -> Tensor:
-        """What the loss function returns for an output, checked against the target."""
+        output = subject(leaves, chunk, with_labels=self.loss.own)
         self.loss.check(output, chunk.target)
         return self.loss.total(output, chunk.target)
 

@@ -35,13 +35,19 @@ class InBasisPaths(Space):
         self.directions = torch.stack(
             [size * self._chart.direction(generator) for _ in range(dims)]
         )
+        self._params = surface.params  # Once: reading them looks whether the model has changed.
         self.settings = {"sigma": sigma, **self._chart.settings}
         self.notes = self._chart.notes
 
     def place(self, steps: Tensor) -> Tensor | None:
         """The weights of the moved paths; None at a pole."""
         row = self._chart.row(steps @ self.directions)
-        return self._chart.point(row) if bool(row.isfinite().all()) else None
+        if not bool(row.isfinite().all()):
+            return None
+        found = self._chart.paths.map.split(row)
+        return self.surface.flatten(
+            {name: found.get(name, value).to(value) for name, value in self._params.items()}
+        )
 
     def reach(self) -> float:
         """1, or nearly as far as the nearest pole in any direction of the grid."""
