@@ -1,4 +1,4 @@
-# make demo   set up, train a network on the digits, measure it, rescale it, measure again
+# make demo   set up, train three networks on the digits, measure them, disguise one, write report.html
 # make test   set up, run every test and doctest
 # make lint   formatting, style and types
 # make bench  time products, the sweep and eigenvalues beside peers (see docs/performance.md)

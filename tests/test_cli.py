@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import subprocess
@@ -185,22 +184,32 @@ def test_ctrl_c_ends_quietly(folder):
     assert "Traceback" not in err
 
 
-def test_demo_shows_that_the_function_is_the_same_and_the_numbers_are_not():
+def test_demo_is_the_whole_job(tmp_path):
     pytest.importorskip("sklearn")
-    done = flatgauge("demo", "--threads", "1")
+    done = flatgauge("demo", "--threads", "1", "--html", str(tmp_path / "demo.html"))
     assert done.returncode == 0, done.stderr
-    assert "Largest change of any output on the test set: 0\n" in done.stdout
+    assert done.stderr == ""
+    *_, accuracies, ours, classical, still, certificate, _, place = done.stdout.splitlines()
+    assert re.fullmatch(
+        r"test accuracy: small batch 9\d\.\d%, large batch 9\d\.\d%, random labels .*", accuracies
+    )
+    assert re.search(r"ρ_Σ: small batch [\d.]+ < large batch [\d.]+ < random labels", ours)
+    assert "(outputs change by 0)" in classical
+    assert float(re.search(r"([\d,]+) times as much", classical)[1].replace(",", "")) > 1000
+    assert re.search(r"17 of 32 measures, among them rho sum, normalized sharpness", still)
+    assert re.fullmatch(r"certificate: passed, (\d+) of \1 claims .*", certificate)
+    assert place == f"report: {tmp_path / 'demo.html'}"
+    text = (tmp_path / "demo.html").read_text()
+    embedded = r'<script type="application/json" id="flatgauge">(.*?)</script>'
+    found = json.loads(re.search(embedded, text, re.DOTALL)[1])
+    before, after = (
+        found["reports"][name]["measures"] for name in ("small batch", "small batch, rescaled")
+    )
     for item in registry:
-        line = next(line for line in done.stdout.splitlines() if line.startswith(f"{item.name} "))
-        ratio = float(line.split()[-1])
-        if "nodewise" in item.invariant_to:
-            assert ratio == 1
-            cells = [cell.strip() for cell in line.split("  ") if cell.strip()]
-            assert cells[1] == cells[2]
-        else:
-            assert abs(math.log10(ratio)) > 0.3
-    assert "64 independent scales, moving 5 tensors" in done.stdout
-    assert re.search(r"passed: all \d+ claims hold$", done.stdout.rstrip())
+        same = before[item.name]["value"] == after[item.name]["value"]
+        assert same == ("nodewise" in item.invariant_to), item.name
+    assert len(found["landscapes"]) == 5
+    assert len(found["spectra"]) == 2
 
 
 # -- certify ----------------------------------------------------------------------------------

@@ -80,7 +80,7 @@ SETTINGS = (
         "cifar10:{}/cifar-10-batches-bin",
         2000,
         Convolutional,
-        (32, 500),
+        (32, 250),
         0.05,
         0.1,
         1e-4,

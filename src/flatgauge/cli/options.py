@@ -42,7 +42,7 @@ Models = Annotated[
         metavar="MODEL CHECKPOINT...",
         help="A model (file.py:factory) and the checkpoints to load into it; for other "
         "architectures, further models, each with the checkpoints that follow it. A model without "
-        "checkpoint is compared as its factory makes it.",
+        "checkpoint is taken as its factory makes it.",
         show_default=False,
     ),
 ]
