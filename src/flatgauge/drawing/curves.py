@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flatgauge.drawing.colours import colour
+from flatgauge.drawing.colours import colour, dashes
 from flatgauge.drawing.heights import Heights, Scale
 
 if TYPE_CHECKING:
@@ -34,7 +34,14 @@ def plot(heights: Sequence[Heights], scale: Scale, ax: Axes | None = None) -> Ax
         ax = Figure(figsize=(5.2, 3.4), layout="constrained").subplots()
     for number, one in enumerate(heights):
         near, far = _parts(one, scale)
-        ax.plot(one.ticks, near, color=colour(number), linewidth=1.8, label=one.name or None)
+        ax.plot(
+            one.ticks,
+            near,
+            color=colour(number),
+            linestyle=dashes(number)[0],
+            linewidth=1.8,
+            label=one.name or None,
+        )
         if one.beyond.any():
             ax.plot(one.ticks, far, color=colour(number), linewidth=1.2, linestyle=":")
     if any(one.beyond.any() for one in heights):
@@ -78,7 +85,8 @@ def figure(heights: Sequence[Heights], scale: Scale) -> Any:
     for number, one in enumerate(heights):
         near, far = _parts(one, scale)
         look = {"color": colour(number), "width": 2.5}
-        found.add_scatter(x=one.ticks, y=near, mode="lines", name=one.name, line=look)
+        broken = look | {"dash": dashes(number)[1]}
+        found.add_scatter(x=one.ticks, y=near, mode="lines", name=one.name, line=broken)
         if one.beyond.any():
             dots = look | {"dash": "dot", "width": 1.5}
             name = f"{one.name}, {BEYOND}" if one.name else BEYOND

@@ -9,20 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flatgauge.drawing.colours import colour
+from flatgauge.drawing.colours import colour, dashes
 from flatgauge.signed_log import Array, SignedLog
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from plotly.graph_objects import Figure
-
-#: How lines that may lie on each other are told apart: for matplotlib and for plotly.
-_DASHES: tuple[tuple[Any, str], ...] = (
-    ("-", "solid"),
-    ((0, (4, 2)), "dash"),
-    ((0, (1, 1.5)), "dot"),
-    ((0, (6, 2, 1, 2)), "dashdot"),
-)
 
 #: The lowest height that is drawn, in units of the bell of one eigenvalue.
 _FLOOR = 0.1
@@ -141,7 +133,7 @@ def plot_lines(
 
 def _draw(ax: Axes, line: Line, number: int, floor: float) -> None:
     """Band, curve and marks of one density, with matplotlib."""
-    shade, (dash, _) = colour(number), _DASHES[number % len(_DASHES)]
+    shade, (dash, _) = colour(number), dashes(number)
     ax.fill_between(line.eigenvalues, *line.band(floor), color=shade, alpha=0.25, linewidth=0)
     known, rest = line.parts(floor)
     ax.plot(line.eigenvalues, rest, color=shade, linewidth=1.0, alpha=_FAINT)
@@ -221,7 +213,7 @@ def _curves(line: Line, number: int, floor: float) -> list[Any]:
     """Band and curve of one density, for plotly."""
     from plotly import graph_objects as go
 
-    shade, (_, dash) = colour(number), _DASHES[number % len(_DASHES)]
+    shade, (_, dash) = colour(number), dashes(number)
     group = {"legendgroup": str(number), "showlegend": False}
     (low, high), (known, rest) = line.band(floor), line.parts(floor)
     band = go.Scatter(
