@@ -1,9 +1,9 @@
 """Two networks that differ in their batch size, seen along lines and in path space.
 
-The lines stand beside Figure 2 of Rangamani et al. (2019), the planes beside Figure 3 of Yi et
-al. (2019), at a size that two processor cores train in minutes: a fully connected network on MNIST
-and a convolutional one on CIFAR-10, each on its first images, trained with one step size until the
-training loss is small.
+The lines stand beside Figure 2 of Rangamani et al. (2019), the planes (of the first network) beside
+Figure 3 of Yi et al. (2019), at a size that two processor cores train in minutes: a fully connected
+network on MNIST and a convolutional one on CIFAR-10, each on its first images, trained with one
+step size until the training loss is small.
 
     python docs/figures/batch_size.py DIRECTORY_OF_DATA [DIRECTORY_FOR_PICTURES]
 
@@ -36,7 +36,6 @@ class Setting:
         batches: The small and the large batch.
         rate: The step size.
         goal: Training stops when the mean loss of an epoch is so small.
-        sigma: The size of directions in path space.
     """
 
     title: str
@@ -46,7 +45,6 @@ class Setting:
     batches: tuple[int, int]
     rate: float
     goal: float
-    sigma: float
 
 
 class Connected(nn.Sequential):
@@ -74,7 +72,7 @@ class Convolutional(nn.Sequential):
 
 
 SETTINGS = (
-    Setting("MNIST, 784-256-256-10", "mnist:{}/mnist", 5000, Connected, (16, 500), 0.1, 0.01, 1e-4),
+    Setting("MNIST, 784-256-256-10", "mnist:{}/mnist", 5000, Connected, (16, 500), 0.1, 0.01),
     Setting(
         "CIFAR-10, small AlexNet",
         "cifar10:{}/cifar-10-batches-bin",
@@ -83,7 +81,6 @@ SETTINGS = (
         (32, 250),
         0.05,
         0.1,
-        1e-4,
     ),
 )
 
@@ -94,7 +91,9 @@ def main() -> None:
     place = Path(sys.argv[2]) if len(sys.argv) > 2 else Path(__file__).parent
     pairs = {setting: networks(setting, root) for setting in SETTINGS}
     lines(pairs).savefig(place / "batch_size_lines.png", dpi=110)
-    planes(pairs).savefig(place / "batch_size_path_space.png", dpi=110)
+    planes = fg.landscape(pairs[SETTINGS[0]], space="basis_paths", dims=2, points=25)
+    planes.to_png(place / "batch_size_path_space.png", kind="surface", dpi=110)
+    planes.to_png(place / "batch_size_path_space_contours.png", kind="contour", dpi=110)
 
 
 def networks(setting: Setting, root: Path) -> dict[str, fg.LossSurface]:
@@ -140,16 +139,6 @@ def lines(pairs: dict[Setting, dict[str, fg.LossSurface]]) -> Figure:
     for ax, (setting, pair) in zip(figure.subplots(1, 2), pairs.items(), strict=True):
         fg.landscape(pair, space="layers", dims=1, points=41, extent=0.5).plot(ax)
         ax.set_title(setting.title)
-    return figure
-
-
-def planes(pairs: dict[Setting, dict[str, fg.LossSurface]]) -> Figure:
-    """The loss in path space, as reliefs and as contours of one height."""
-    figure = Figure(figsize=(9, 8), layout="constrained")
-    for part, (setting, pair) in zip(figure.subfigures(2, 1), pairs.items(), strict=True):
-        found = fg.landscape(pair, space="basis_paths", dims=2, points=21, sigma=setting.sigma)
-        part.suptitle(setting.title)
-        found.plot(part, kind="surface")
     return figure
 
 

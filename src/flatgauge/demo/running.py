@@ -128,10 +128,10 @@ def pictures(
     ]
     landscapes = [
         landscape(same, space="weights", dims=1, points=41, seed=seed),
-        landscape(same, space="basis_paths", dims=1, points=41, sigma=0.002, seed=seed),
+        landscape(same, space="basis_paths", dims=1, points=41, seed=seed),
         landscape(trained, space="layers", dims=1, points=41, seed=seed),
         landscape(trained, space="filters", dims=2, points=21, seed=seed),
-        landscape(trained, space="basis_paths", dims=2, points=21, sigma=0.002, seed=seed),
+        landscape(trained, space="basis_paths", dims=2, points=21, seed=seed),
     ]
     return spectra, landscapes
 

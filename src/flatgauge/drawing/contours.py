@@ -129,6 +129,18 @@ def _finish(one: Heights, ax: Axes) -> None:
     ax.set_xlabel("t₁")
     ax.set_ylabel("t₂")
     ax.set_aspect("equal")
+    few_ticks(ax)
+
+
+def few_ticks(ax: Axes) -> None:
+    """Label steps with few numbers, the power of ten of small ones once for all.
+
+    Args:
+        ax: The axes.
+    """
+    ax.locator_params(axis="x", nbins=4)
+    ax.locator_params(axis="y", nbins=4)
+    ax.ticklabel_format(axis="both", style="sci", scilimits=(-2, 3), useMathText=True)
 
 
 def figure(heights: Sequence[Heights], scale: Scale) -> Any:

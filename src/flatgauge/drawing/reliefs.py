@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flatgauge.drawing.colours import HEIGHTS
-from flatgauge.drawing.contours import add_bar
+from flatgauge.drawing.contours import add_bar, few_ticks
 from flatgauge.drawing.heights import Heights, Scale
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ def plot(heights: Sequence[Heights], scale: Scale, ax: Axes | None = None) -> Ax
         )
         panel.set(xlabel="t₁", ylabel="t₂", title=one.name, zlim=(low, high))
         panel.view_init(elev=28, azim=-55)
+        few_ticks(panel)
         for axis in (panel.xaxis, panel.yaxis, panel.zaxis):
             axis.pane.set_alpha(0.0)
     add_bar(panels, drawn, scale, shrink=0.6, pad=0.06)
