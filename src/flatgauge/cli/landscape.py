@@ -32,7 +32,7 @@ from flatgauge.cli.options import (
     WeightDecay,
     examples,
 )
-from flatgauge.cli.output import all_opened, print_json, with_command
+from flatgauge.cli.output import all_opened, check_pictures, print_json, with_command
 
 if TYPE_CHECKING:
     from flatgauge.landscaping import Landscape, Landscapes
@@ -122,8 +122,14 @@ def landscape(
     """Compute the loss on a line or plane around a model, or between models, and draw it."""
     import flatgauge as fg
     from flatgauge.command import set_threads
+    from flatgauge.landscaping.arguments import dims_of
+    from flatgauge.landscaping.picture import check_kind, check_what
 
     set_threads(threads)
+    check_pictures(png, html)
+    check_what(what)
+    if kind is not None:
+        check_kind(kind, dims_of(dims, to or []))
     with redirect_stdout(sys.stderr):  # What the user's own code prints is no result.
         words = [*models, *(weights or [])]
         surfaces, notes = all_opened(ctx, words)
