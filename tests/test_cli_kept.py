@@ -145,3 +145,10 @@ def test_a_picture_that_cannot_be_had_is_a_remark(tmp_path):
     path = tmp_path / "page.html"
     illustrated(LookupError, str(path))
     assert "no landscape (layers): moved" in path.read_text()
+
+
+def test_ctrl_c_in_a_landscape_says_what_is_kept(folder):
+    process = start("landscape", "nets.py:Slow", "--data", "data.npz", "--space", "weights")
+    code, out, err = interrupt(process, folder / "started")
+    assert (code, out) == (130, "")
+    assert "interrupted: nothing is kept without --save FILE" in err
