@@ -101,3 +101,54 @@ def test_a_place_that_cannot_be_written_is_told_before_anything_runs(
     code, out, err = call(monkeypatch, capsys, *words)
     assert (code, out) == (2, "")
     assert "there is no folder" in err
+
+
+def test_results_and_page_need_two_files(folder, monkeypatch, capsys):
+    words = ("measure", "nets.py:small", "--data", "data.npz", *QUICK, "--html", "./kept.json")
+    code, _, err = call(monkeypatch, capsys, *words, "--save", "kept.json")
+    assert code == 2
+    assert "are the same file" in err
+    assert not (folder / "kept.json").exists()
+
+
+class Fixed(torch.nn.Linear):
+    """Ends with an error when its weights are moved without asking for derivatives."""
+
+    def __init__(self, error: type[BaseException]) -> None:
+        super().__init__(2, 1, bias=False)
+        torch.nn.init.ones_(self.weight)
+        self.error = error
+
+    def forward(self, x):
+        if not torch.is_grad_enabled() and not bool((self.weight == 1).all()):
+            raise self.error("moved")
+        return super().forward(x)
+
+
+def illustrated(error: type[BaseException], html: str) -> None:
+    surface = fg.LossSurface(Fixed(error), "mse", (torch.eye(2), torch.ones(2, 1)))
+    with keeping(None, html, json=False) as keeper:
+        keeper(fg.measure(surface, measures=["hessian_max_eigenvalue"]))
+        keeper.illustrate({"Fixed": surface}, ["certificate"], 0)
+
+
+def test_ctrl_c_while_pictures_are_computed_keeps_those_that_are_finished(tmp_path):
+    path = tmp_path / "page.html"
+    with pytest.raises(SystemExit, match="130"):
+        illustrated(KeyboardInterrupt, str(path))
+    assert 'id="spectra"' in path.read_text()
+    assert 'id="landscapes"' not in path.read_text()
+
+
+def test_a_picture_that_cannot_be_had_is_a_remark(tmp_path):
+    """Whatever kind of error the user's model raises."""
+    path = tmp_path / "page.html"
+    illustrated(LookupError, str(path))
+    assert "no landscape (layers): moved" in path.read_text()
+
+
+def test_ctrl_c_in_a_landscape_says_what_is_kept(folder):
+    process = start("landscape", "nets.py:Slow", "--data", "data.npz", "--space", "weights")
+    code, out, err = interrupt(process, folder / "started")
+    assert (code, out) == (130, "")
+    assert "interrupted: nothing is kept without --save FILE" in err

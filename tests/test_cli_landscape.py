@@ -100,3 +100,21 @@ def test_errors_are_one_line(run):
     code, _, err = run("--weights", "a.pt", "--space", "moon")
     assert code == 2
     assert err.splitlines()[-1].startswith("error: there is no space 'moon'")
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("--png", "no/x.png"), "there is no folder"),
+        (("--html", "."), "is a folder"),
+        (("--png", "x.foo"), "does not end in a form of picture"),
+        (("--what", "height"), "must be 'loss' or 'accuracy'"),
+        (("--kind", "curve"), "cannot show a plane"),
+        (("--kind", "surface", "--to", "b.pt"), "cannot show a line"),
+    ],
+)
+def test_what_cannot_be_drawn_is_told_before_anything_is_computed(run, tmp_path, words, told):
+    code, out, err = run("--weights", "a.pt", "--save", "kept.npz", *words)
+    assert (code, out) == (2, "")
+    assert told in err
+    assert not (tmp_path / "kept.npz").exists()

@@ -354,6 +354,12 @@ def test_nothing_to_move():
         fg.landscape(bowl([1.0]), space="layers")
 
 
+def test_filters_of_zeros_are_refused():
+    """Nothing would move, and the picture of a flat minimum would be a lie."""
+    with pytest.raises(ValueError, match="that are not zero, so that nothing would move"):
+        fg.landscape(bowl([1.0]), space="filters")
+
+
 def test_names_and_kinds_of_surfaces():
     with pytest.raises(ValueError, match="an empty mapping; give at least one surface"):
         fg.landscape({})

@@ -179,3 +179,34 @@ def test_a_folder_that_is_not_there_is_told_before_anything_is_computed(tmp_path
 def test_a_bar_goes_to_stderr(capsys):
     fg.landscape(bowl([1.0]), space="weights", dims=1, points=3, progress=True)
     assert not capsys.readouterr().out
+
+
+@pytest.mark.parametrize("damage", ["array", "missing", "shape", "settings", "cut"])
+def test_damaged_files_are_refused(tmp_path, damage):
+    """One line that says what to do, whatever is wrong; the file is left as it is."""
+    path = tmp_path / "a.npz"
+    settings = {"space": "weights", "dims": 1, "points": 3}
+    fg.landscape(bowl([1.0]), **settings, save=path)
+    with np.load(path) as file:
+        held = dict(file)
+    if damage == "array":
+        with path.open("wb") as file:
+            np.save(file, np.zeros(3))
+    elif damage == "cut":
+        path.write_bytes(path.read_bytes()[:-5])
+    else:
+        held.pop("loss 0") if damage == "missing" else None
+        held |= {"loss 0": np.zeros(4)} if damage == "shape" else {}
+        held |= {"settings": np.array("[1]")} if damage == "settings" else {}
+        np.savez(path, **held)
+    before = path.read_bytes()
+    with pytest.raises(ValueError, match=r"or a damaged one .* remove the file to start anew"):
+        fg.landscape(bowl([1.0]), **settings, save=path)
+    assert path.read_bytes() == before
+
+
+def test_a_home_folder_and_long_names(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    name = "a" * 250 + ".npz"
+    fg.landscape(bowl([1.0]), space="weights", dims=1, points=3, save=f"~/{name}")
+    assert [file.name for file in tmp_path.iterdir()] == [name]

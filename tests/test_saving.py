@@ -10,12 +10,12 @@ import stat
 import pytest
 import torch
 from cases import build
-from flatgauge.report.writing import check_place, write_whole
 
 import flatgauge as fg
 from flatgauge.estimators import Estimate
 from flatgauge.examples import bowl
 from flatgauge.report import Report
+from flatgauge.writing import check_place, write_whole
 
 NAMES = ["expected_sharpness", "hessian_max_eigenvalue", "hessian_trace"]
 

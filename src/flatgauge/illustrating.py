@@ -56,6 +56,7 @@ def illustrate(
     parts: Iterable[str] = PARTS,
     seed: int = 0,
     progress: Progress | None = None,
+    found: Illustrations | None = None,
 ) -> Illustrations:
     """Compute what a page shows beside numbers.
 
@@ -65,6 +66,7 @@ def illustrate(
         seed: Of everything random.
         progress: Called before each piece with its name, how many are done, and how many there
             are.
+        found: What is filled, piece by piece, for one who may be interrupted.
 
     Returns:
         What was found. A piece that cannot be had for a model is told in the remarks.
@@ -78,15 +80,15 @@ def illustrate(
             f"there is no part {', '.join(map(repr, sorted(unknown)))}; the parts are "
             f"{', '.join(PARTS)}."
         )
-    found = Illustrations()
+    found = Illustrations() if found is None else found
     pieces = _pieces(dict(surfaces), wanted, seed, found)
     for done, (name, compute) in enumerate(pieces):
         if progress is not None:
             progress(name, done, len(pieces))
         try:
             compute()
-        except (ValueError, RuntimeError, MemoryError) as error:
-            found.remarks.append(f"no {name}: {error}")
+        except Exception as error:  # The user's model is read and run in ways of many kinds.
+            found.remarks.append(f"no {name}: {str(error) or type(error).__name__}")
     return found
 
 

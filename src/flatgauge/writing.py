@@ -8,26 +8,27 @@ from contextlib import suppress
 from pathlib import Path
 
 
-def write_whole(path: str | Path, text: str) -> Path:
-    """Write a text file so that its readers see the old contents or the new ones, never a part.
+def write_whole(path: str | Path, contents: str | bytes) -> Path:
+    """Write a file so that its readers see the old contents or the new ones, never a part.
 
     Args:
         path: Where to. A link is followed; what is no file (a pipe, a terminal) is written to.
-        text: All of it.
+        contents: All of it: a text, or bytes.
 
     Returns:
         The path as given.
     """
     place = _place(path)
+    data = contents if isinstance(contents, bytes) else contents.encode()
     if place.exists() and not place.is_file():
-        place.write_text(text, encoding="utf-8")
+        place.write_bytes(data)
         return Path(path)
     part = place.with_name(_part_name())
     try:
         # Opened by hand: a file made by `tempfile` could not be read by others.
         handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-        with open(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with open(handle, "wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         if place.exists():

@@ -6,6 +6,7 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -33,6 +34,11 @@ class Keeper:
 
         for place in filter(None, (save, html)):
             check_place(place)
+        if save is not None and html is not None and _same_file(save, html):
+            raise ValueError(
+                f"`--save {save}` and `--html {html}` are the same file, and the page would "
+                "replace the results; give two names."
+            )
         self.result: Report | Comparison | None = None
         self.illustrations: dict[str, Any] = {}
         self.notes: list[str] = []
@@ -59,15 +65,16 @@ class Keeper:
             seed: Of everything random.
         """
         from flatgauge.cli.output import watched
-        from flatgauge.illustrating import illustrate
+        from flatgauge.illustrating import Illustrations, illustrate
         from flatgauge.report.progress import bar
 
         if self._html is None:
             return
         parts = parts_without(without or [])
+        found = Illustrations()
+        self.illustrations = vars(found)  # Filled piece by piece: Ctrl-C leaves what is finished.
         with bar(*surfaces.values()) if watched() else nullcontext() as shown:
-            found = illustrate(surfaces, parts=parts, seed=seed, progress=shown)
-        self.illustrations = dict(vars(found))
+            illustrate(surfaces, parts=parts, seed=seed, progress=shown, found=found)
 
     @property
     def finished(self) -> int:
@@ -88,6 +95,14 @@ class Keeper:
             self.result.to_html(self._html, command=command, remarks=remarks, **shown)
             places.append(self._html)
         return places
+
+
+def _same_file(one: str, other: str) -> bool:
+    """Whether two paths lead to the same file (not to a device that swallows both)."""
+    place = Path(one).expanduser()
+    if place.exists() and not place.is_file():
+        return False
+    return place.resolve() == Path(other).expanduser().resolve()
 
 
 def parts_without(words: list[str]) -> list[str]:

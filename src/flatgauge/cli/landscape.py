@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from contextlib import redirect_stdout
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +12,7 @@ import typer
 
 from flatgauge.cli import completion
 from flatgauge.cli.application import app
+from flatgauge.cli.keeping import INTERRUPTED
 from flatgauge.cli.options import (
     OUTPUT,
     WHAT,
@@ -32,7 +34,7 @@ from flatgauge.cli.options import (
     WeightDecay,
     examples,
 )
-from flatgauge.cli.output import all_opened, print_json, with_command
+from flatgauge.cli.output import all_opened, check_pictures, print_json, with_command
 
 if TYPE_CHECKING:
     from flatgauge.landscaping import Landscape, Landscapes
@@ -122,9 +124,15 @@ def landscape(
     """Compute the loss on a line or plane around a model, or between models, and draw it."""
     import flatgauge as fg
     from flatgauge.command import set_threads
+    from flatgauge.landscaping.arguments import dims_of
+    from flatgauge.landscaping.picture import check_kind, check_what
 
     set_threads(threads)
-    with redirect_stdout(sys.stderr):  # What the user's own code prints is no result.
+    check_pictures(png, html)
+    check_what(what)
+    if kind is not None:
+        check_kind(kind, dims_of(dims, to or []))
+    with redirect_stdout(sys.stderr), _kept(save):  # What the user's code prints is no result.
         words = [*models, *(weights or [])]
         surfaces, notes = all_opened(ctx, words)
         chosen: Any = surfaces if len(surfaces) > 1 else next(iter(surfaces.values()))
@@ -151,6 +159,19 @@ def landscape(
         print_json(with_command(found, notes))
     elif png is None and html is None:
         typer.echo(summary(found))
+
+
+@contextmanager
+def _kept(save: Path | None) -> Iterator[None]:
+    """Say on Ctrl-C where finished points are."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        there = save is not None and save.expanduser().exists()
+        how = f"finished points are in {save}" if there else "nothing is kept without --save FILE"
+        more = "; the same command computes the rest" if there else ""
+        typer.echo(f"interrupted: {how}{more}", err=True)
+        sys.exit(INTERRUPTED)
 
 
 def _other(model: str, path: str, seed: int) -> Any:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from flatgauge.report import Comparison, Report
     from flatgauge.surface import LossSurface
 
@@ -45,6 +47,28 @@ def all_opened(
     for note in notes:
         typer.echo(f"note: {note}", err=True)
     return surfaces, notes
+
+
+def check_pictures(png: Path | None, html: Path | None) -> None:
+    """Refuse files that cannot be drawn into, before anything is computed.
+
+    Args:
+        png: A picture, in the form that its ending names.
+        html: A page.
+
+    Raises:
+        ValueError: If there is no such form.
+        OSError: If one cannot be written.
+    """
+    from flatgauge.drawing.forms import picture_forms
+    from flatgauge.writing import check_place
+
+    for place in filter(None, (png, html)):
+        check_place(place)
+    if png is not None and png.suffix[1:].lower() not in (forms := picture_forms()):
+        raise ValueError(
+            f"`--png {png}` does not end in a form of picture; use one of {', '.join(forms)}."
+        )
 
 
 def words_for(function: Any, ctx: typer.Context) -> dict[str, Any]:

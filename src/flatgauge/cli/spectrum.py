@@ -32,7 +32,7 @@ from flatgauge.cli.options import (
     WeightDecay,
     examples,
 )
-from flatgauge.cli.output import all_opened, print_json, with_command
+from flatgauge.cli.output import all_opened, check_pictures, print_json, with_command
 
 if TYPE_CHECKING:
     from flatgauge.surface import LossSurface
@@ -100,6 +100,7 @@ def spectrum(
     from flatgauge.command import set_threads
 
     set_threads(threads)
+    check_pictures(png, html)
     with redirect_stdout(sys.stderr):
         surfaces, notes = all_opened(ctx, [*models, *(weights or [])])
         if rescaled:

@@ -157,10 +157,36 @@ class Picture(ABC):
         dims = next(iter(self.named().values())).dims
         if kind is None:
             kind = "curve" if dims == 1 else default
-        if kind not in KINDS or KINDS[kind][0] != dims:
-            fitting = [name for name, (needed, _) in KINDS.items() if needed == dims]
-            raise ValueError(
-                f"`kind={kind!r}` cannot show {'a line' if dims == 1 else 'a plane'}; use "
-                f"{' or '.join(map(repr, fitting))}."
-            )
+        check_kind(kind, dims)
         return KINDS[kind][1], self._heights(what)
+
+
+def check_kind(kind: str, dims: int) -> None:
+    """Refuse a way of drawing that does not show a line, or a plane.
+
+    Args:
+        kind: Its name.
+        dims: 1 for a line, 2 for a plane.
+
+    Raises:
+        ValueError: If it does not.
+    """
+    fitting = [name for name, (needed, _) in KINDS.items() if needed == dims]
+    if kind not in fitting:
+        raise ValueError(
+            f"`kind={kind!r}` cannot show {'a line' if dims == 1 else 'a plane'}; use "
+            f"{' or '.join(map(repr, fitting))}."
+        )
+
+
+def check_what(what: str) -> None:
+    """Refuse what landscapes do not have.
+
+    Args:
+        what: ``"loss"`` or ``"accuracy"``.
+
+    Raises:
+        ValueError: If it is something else.
+    """
+    if what not in ("loss", "accuracy"):
+        raise ValueError(f"`what={what!r}` must be 'loss' or 'accuracy'.")

@@ -72,10 +72,10 @@ class InFilters(RandomDirections):
 
     def __init__(self, surface: LossSurface, dims: int, generator: Generator) -> None:
         moving = [name for name, weight in surface.params.items() if weight.dim() > 1]
-        if not moving:
+        if not any(surface.params[name].any() for name in moving):
             raise ValueError(
-                "no parameter of the model has filters (two axes or more), so that nothing would "
-                "move; use `space='layers'` or `space='weights'`."
+                "no parameter of the model has filters (two axes or more) that are not zero, so "
+                "that nothing would move; use `space='layers'` or `space='weights'`."
             )
         super().__init__(surface, dims, generator)
         still = len(surface.names) - len(moving)

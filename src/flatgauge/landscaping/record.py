@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
-import os
 import time
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +16,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from flatgauge.writing import check_place, write_whole
 
 #: Seconds between two writes of the file.
 _PAUSE = 1.0
@@ -53,7 +56,8 @@ class Record:
         count: How many models there are.
 
     Raises:
-        ValueError: If the file is none of ours, or belongs to other settings.
+        ValueError: If the file is none of ours, is damaged, or belongs to other settings.
+        OSError: If it cannot be written.
     """
 
     def __init__(
@@ -63,7 +67,7 @@ class Record:
         shape: tuple[int, ...],
         count: int,
     ) -> None:
-        self._path = None if path is None else Path(path)
+        self._path = None if path is None else check_place(path).expanduser()
         self._settings: dict[str, Any] = json.loads(json.dumps(settings))
         self.parts = [
             Part(np.zeros(shape), np.full(shape, math.nan), np.zeros(shape, bool))
@@ -72,7 +76,7 @@ class Record:
         self._last = 0.0
         if self._path is not None and self._path.exists():
             self._read(self._path)
-        self._write()  # Also to see now, and not after an hour, that it can be.
+        self._write()
 
     @property
     def finished(self) -> int:
@@ -101,31 +105,24 @@ class Record:
         arrays: dict[str, Any] = {"settings": np.array(json.dumps(self._settings))}
         for number, part in enumerate(self.parts):
             arrays |= {f"{name} {number}": np.asarray(value) for name, value in vars(part).items()}
-        draft = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-        try:
-            with draft.open("wb") as file:
-                np.savez(file, **arrays)
-            draft.replace(self._path)
-        finally:
-            draft.unlink(missing_ok=True)
+        held = io.BytesIO()
+        np.savez(held, **arrays)
+        write_whole(self._path, held.getvalue())
         self._last = time.monotonic()
 
     def _read(self, path: Path) -> None:
-        try:
+        with _of_a_landscape(path):
+            zipfile.ZipFile(path).close()  # Else NumPy tries a pickle, and speaks of that.
             with np.load(path, allow_pickle=False) as held:
-                before = json.loads(str(held["settings"]))
                 arrays = {name: held[name] for name in held.files}
-        except (KeyError, ValueError, zipfile.BadZipFile, EOFError) as error:
-            raise ValueError(
-                f"`save={str(path)!r}` exists, but is no file of a landscape ({error}); give "
-                "another name."
-            ) from error
+            before = dict(json.loads(str(arrays["settings"])))
         self._compare(path, before)
-        for number, part in enumerate(self.parts):
-            part.loss[...], part.accuracy[...], part.done[...] = (
-                arrays[f"{name} {number}"] for name in ("loss", "accuracy", "done")
-            )
-            part.stack = int(arrays[f"stack {number}"])
+        with _of_a_landscape(path):
+            for number, part in enumerate(self.parts):
+                part.loss[...] = arrays[f"loss {number}"]
+                part.accuracy[...] = arrays[f"accuracy {number}"]
+                part.done[...] = arrays[f"done {number}"]
+                part.stack = int(arrays[f"stack {number}"])
 
     def _compare(self, path: Path, before: Mapping[str, Any]) -> None:
         """Refuse a file that belongs to something else."""
@@ -136,6 +133,21 @@ class Record:
                 f"`save={str(path)!r}` holds a landscape of something else: it differs in "
                 f"{', '.join(sorted(other))}; give another name, or remove the file to start anew."
             )
+
+
+@contextmanager
+def _of_a_landscape(path: Path) -> Iterator[None]:
+    """Refuse a file whose contents are not what was written; damage has many faces."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise ValueError(
+            f"`save={str(path)!r}` exists, but is no file of a landscape, or a damaged one "
+            f"({type(error).__name__}: {error}); give another name, or remove the file to start "
+            "anew."
+        ) from error
 
 
 def _same(one: Any, other: Any) -> bool:

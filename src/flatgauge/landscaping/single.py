@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flatgauge.drawing.heights import Heights
-from flatgauge.landscaping.picture import Picture
+from flatgauge.landscaping.picture import Picture, check_what
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -95,8 +95,7 @@ class Landscape(Picture):
         Raises:
             ValueError: If there is no such thing.
         """
-        if what not in ("loss", "accuracy"):
-            raise ValueError(f"`what={what!r}` must be 'loss' or 'accuracy'.")
+        check_what(what)
         values = self.loss if what == "loss" else self.accuracy
         if values is None:
             raise ValueError(
