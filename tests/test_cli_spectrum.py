@@ -32,8 +32,8 @@ def test_a_rescaled_copy_is_drawn_over_it(run, folder):  # noqa: F811
     assert code == 0
     one, other = json.loads(out)["spectra"].values()
     assert one["nodes"] == other["nodes"]  # every bit
-    assert "drawn to s.png" in err
-    assert "written to s.html" in err
+    assert "wrote s.png" in err
+    assert "wrote s.html" in err
     assert (folder / "s.png").read_bytes().startswith(b"\x89PNG")
     assert "small, rescaled" in (folder / "s.html").read_text()
 

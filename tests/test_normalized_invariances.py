@@ -177,3 +177,24 @@ def test_two_classes_have_no_normalized_curvature(dtype):
     assert normalized_sharpness(surface).value == 0
     assert matrix_normalized_sharpness(surface).value == 0
     assert normalized_sharpness(surface, surrogate=None).value > 0
+
+
+def test_an_estimate_is_as_invariant_as_what_it_estimates():
+    """Before a tanh nothing can be swept: curvature comes from random vectors."""
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        *(nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+    ).double()
+    twin, factors = copy.deepcopy(model), torch.tensor([2.0, 0.25, 64.0, 1.0, 1 / 1024]).double()
+    with torch.no_grad():
+        twin[0].weight.mul_(factors[:, None]), twin[0].bias.mul_(factors)
+        twin[2].weight.div_(factors)
+    data = torch.randn(9, 6, dtype=torch.float64, generator=seeded()), torch.arange(9) % 3
+    one, other = (
+        normalized_sharpness(LossSurface(m, "cross_entropy", data), generator=seeded(1))
+        for m in (model, twin)
+    )
+    assert not one.exact
+    assert one.stderr > 0
+    assert other.value == pytest.approx(one.value, rel=1e-10)
+    assert other.stderr == pytest.approx(one.stderr, rel=1e-10)

@@ -247,8 +247,11 @@ def test_models_are_ranked_with_ties_where_the_error_allows_no_order(runs):
     assert lines["rho_sum"].places["b"].tied
     ranks = {name: place.rank for name, place in lines["hessian_trace"].places.items()}
     assert ranks == {"a": 1, "c": 2, "b": 3}
-    assert lines["psi_epsilon_sharpness"].why_not == "not comparable: epsilon = 0.1, 0.2"
-    assert ranking.summary[0].startswith("By 1 measure that no rescaling of units moves")
+    assert (
+        lines["psi_epsilon_sharpness"].why_not
+        == "not comparable: `epsilon` differs: a 0.1, b 0.1, c 0.2"
+    )
+    assert ranking.summary[0].startswith("Flattest by 1 measure that no rescaling of units moves")
 
 
 def test_measures_that_contradict_each_other_are_told(runs):

@@ -72,7 +72,8 @@ class Keeper:
             return
         parts = parts_without(without or [])
         found = Illustrations()
-        self.illustrations = vars(found)  # Filled piece by piece: Ctrl-C leaves what is finished.
+        # Filled piece by piece: Ctrl-C leaves what is finished.
+        self.illustrations |= vars(found)
         with bar(*surfaces.values()) if watched() else nullcontext() as shown:
             illustrate(surfaces, parts=parts, seed=seed, progress=shown, found=found)
 

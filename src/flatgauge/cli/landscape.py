@@ -37,7 +37,7 @@ from flatgauge.cli.options import (
 from flatgauge.cli.output import all_opened, check_pictures, print_json, with_command
 
 if TYPE_CHECKING:
-    from flatgauge.landscaping import Landscape, Landscapes
+    pass
 
 
 @app.command(
@@ -158,7 +158,7 @@ def landscape(
     if json:
         print_json(with_command(found, notes))
     elif png is None and html is None:
-        typer.echo(summary(found))
+        typer.echo(repr(found))
 
 
 @contextmanager
@@ -182,24 +182,3 @@ def _other(model: str, path: str, seed: int) -> Any:
     for note in notes:
         typer.echo(f"note: --to {path}: {note}", err=True)
     return module
-
-
-def summary(found: Landscape | Landscapes) -> str:
-    """A landscape in a few lines.
-
-    Args:
-        found: One, or several.
-
-    Returns:
-        Its caption, the loss at the model and the ends of what was seen, and notes.
-    """
-    lines = [found.caption, ""]
-    width = max(len(name) for name in found.named())
-    for name, one in found.named().items():
-        seen = one.loss if one.beyond.all() else one.loss[~one.beyond]
-        here = "not on the grid" if one.centre is None else f"{one.centre:.4g}"
-        lines.append(
-            f"{name:{width}}  loss at the model {here}, lowest {seen.min():.4g}, "
-            f"highest {seen.max():.4g}".strip()
-        )
-    return "\n".join(lines + [f"note: {note}" for note in found.notes])

@@ -9,6 +9,7 @@ import typer
 
 from flatgauge.cli.application import app
 from flatgauge.cli.keeping import keeping, parts_without
+from flatgauge.cli.model_words import names_of
 from flatgauge.cli.options import (
     Data,
     Debug,
@@ -80,8 +81,10 @@ def measure(
         with redirect_stdout(sys.stderr):  # What the user's own code prints is no result.
             surface, notes = opened(ctx)
             keeper.notes, keeper.total = notes, len(wanted or registry)
+            (name,) = names_of([(model, weights)])
+            keeper.illustrations = {"name": name}
             report = fg.measure(
                 surface, measures=wanted, gauge=gauge, seed=seed, progress=watched(), save=keeper
             )
-            keeper.illustrate({report.facts.model: surface}, without, seed)
+            keeper.illustrate({name: surface}, without, seed)
         print_result(report, json, notes)

@@ -117,9 +117,9 @@ def spectrum(
         )
     if png is not None:
         found.plot().figure.savefig(png, dpi=200)
-        typer.echo(f"drawn to {png}", err=True)
+        typer.echo(f"wrote {png}", err=True)
     if html is not None:
-        typer.echo(f"written to {found.to_html(html)}", err=True)
+        typer.echo(f"wrote {found.to_html(html)}", err=True)
     if json:
         print_json(with_command(found, notes))
     else:

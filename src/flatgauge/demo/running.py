@@ -1,4 +1,4 @@
-"""The demonstration: three minima and a disguise, measured, certified, drawn and reported."""
+"""The demonstration: three networks and a disguise, measured, certified, drawn and reported."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def demonstrate(say: Callable[[str], None], path: Path, *, seed: int = 0) -> Dem
     write_page(
         path,
         {**comparison, DISGUISED: disguise},
-        title="flatgauge: three minima and a disguise",
+        title="Three networks and a disguise",
         rewritten={DISGUISED: CHOSEN},
         certificates={CHOSEN: certificate},
         gauges={CHOSEN: gauge},

@@ -39,7 +39,7 @@ def summary(found: Demonstration, chosen: str) -> list[str]:
         f"(outputs change by {found.change:g}): {after[CLASSICAL].value:.3g}, "
         f"{after[CLASSICAL].value / before[CLASSICAL].value:,.0f} times as much",
         f"not moved by one bit: {len(still)} of {len(before)} measures, among them "
-        f"{', '.join(name.replace('_', ' ') for name in NAMED if name in still)}",
+        f"{', '.join(name for name in NAMED if name in still)}",
         f"certificate: {_claims(found)}",
     ]
 

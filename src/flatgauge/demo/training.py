@@ -39,7 +39,7 @@ class Recipe:
 RECIPES = (
     Recipe("small batch", 8),
     Recipe("large batch", None),
-    Recipe("random labels", 16, random=0.1),
+    Recipe("10% random labels", 16, random=0.1),
 )
 
 

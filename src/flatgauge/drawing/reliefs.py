@@ -119,7 +119,7 @@ def figure(heights: Sequence[Heights], scale: Scale) -> Any:
         yaxis={"title": {"text": "t₂"}, **side},
         zaxis={"title": {"text": scale.axis_label}, "range": [low, high], **side},
         aspectmode="cube",
-        camera={"eye": {"x": 1.35, "y": -1.75, "z": 1.15}},
+        camera={"eye": {"x": 1.6, "y": -2.05, "z": 1.3}},
     )
     found.update_layout(
         coloraxis={

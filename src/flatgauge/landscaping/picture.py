@@ -60,6 +60,19 @@ class Picture(ABC):
             sentences.append("Where the loss is infinite there is a gap.")
         return " ".join(sentences)
 
+    def __repr__(self) -> str:
+        """The caption, the loss at the model and the ends of what was seen, and notes."""
+        lines = [self.caption, ""]
+        width = max(len(name) for name in self.named())
+        for name, one in self.named().items():
+            seen = one.loss if one.beyond.all() else one.loss[~one.beyond]
+            here = "not on the grid" if one.centre is None else f"{one.centre:.4g}"
+            lines.append(
+                f"{name:{width}}  loss at the model {here}, lowest {seen.min():.4g}, "
+                f"highest {seen.max():.4g}".strip()
+            )
+        return "\n".join(lines + [f"note: {note}" for note in self.notes])
+
     def plot(
         self,
         ax: Axes | None = None,

@@ -39,9 +39,6 @@ class Landscapes(Picture, Mapping[str, Landscape]):
     def __len__(self) -> int:
         return len(self._landscapes)
 
-    def __repr__(self) -> str:
-        return f"Landscapes({', '.join(self)}; {self._first.words})"
-
     @property
     def _first(self) -> Landscape:
         return next(iter(self._landscapes.values()))

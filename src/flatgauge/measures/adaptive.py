@@ -15,7 +15,7 @@ _GEOMETRY = "per weight"
 
 @measure(
     symbol="λ_max(DHD), D = |θ|",
-    paper="Rangamani et al. 2019 (003), §6",
+    paper="Rangamani et al. 2019, §6",
     geometry=_GEOMETRY,
     functional="top eigenvalue",
     invariant_to=_CLAIMS,

@@ -10,7 +10,7 @@ from flatgauge.surface import LossSurface
 
 @measure(
     symbol="max|v| / min|v|",
-    paper="Yi et al. 2019 (000), Theorem 5.1",
+    paper="Yi et al. 2019, Theorem 5.1",
     geometry="basis paths",
     functional="ratio",
     invariant_to={"layerwise", "nodewise", "rows", "permutation"},

@@ -16,7 +16,7 @@ from flatgauge.surface import LossSurface
 
 @measure(
     symbol="‖θ‖²_fr",
-    paper="Liang et al. 2019; Tsuzuku et al. 2019 (002), eq. 25",
+    paper="Liang et al. 2019; Tsuzuku et al. 2019, eq. 25",
     geometry="one scale per weight",
     functional="squared gradient of every sample",
     invariant_to={"layerwise", "nodewise", "rows", "permutation"},

@@ -16,7 +16,7 @@ from flatgauge.measures.registry import measure
 from flatgauge.precision import wide
 from flatgauge.surface import LossSurface
 
-_PAPER = "Petzka et al. 2019 (001), Table 1"
+_PAPER = "Petzka et al. 2019, Table 1"
 _CLAIMS = {"layerwise", "permutation", "output_shift"}
 
 

@@ -6,18 +6,14 @@ import math
 from collections.abc import Mapping
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator
 
-from flatgauge.curvature.blocks import DEFAULT_PROBES, Block, block_curvature
-from flatgauge.curvature.estimated import estimated_blocks
+from flatgauge.curvature.blocks import DEFAULT_PROBES, Block
 from flatgauge.curvature.summary import told
-from flatgauge.curvature.sweep import sweeper_of
 from flatgauge.estimators import Estimate
-from flatgauge.estimators.probes import branches, digest
+from flatgauge.geometry.orbit_blocks import orbit_blocks
 from flatgauge.measures.registry import measure
-from flatgauge.precision import wide
 from flatgauge.surface import LossSurface
-from flatgauge.symmetry.balancing import balance_of
 from flatgauge.symmetry.of_surface import gauge_of
 from flatgauge.symmetry.orbit import Infimum, smallest_trace
 
@@ -163,7 +159,9 @@ def _minimum(
     generator: Generator | None,
 ) -> Estimate:
     """The infimum over a group, with its errors."""
-    blocks = _blocks(surface, all_columns, probes, generator)
+    blocks = orbit_blocks(
+        surface, _NEEDS, all_columns=all_columns, probes=probes, generator=generator
+    )
     decay = surface.weight_decay  # Its penalty has the same second derivatives everywhere.
     gauge = gauge_of(surface, layerwise=layerwise)
     found = smallest_trace(gauge, {n: b.values["diagonal"] - decay for n, b in blocks.items()})
@@ -189,73 +187,6 @@ def _minimum(
         },
         notes=(*told(reasons), *_told(found, gauge.dim)),
     )
-
-
-def _blocks(
-    surface: LossSurface, all_columns: bool, probes: int, generator: Generator | None
-) -> dict[str, Block]:
-    """The blocks of all parameters, those that cannot be swept with estimated diagonals."""
-    source = None if generator is None else generator.clone_state()
-    swept = block_curvature(
-        surface,
-        ("trace", "diagonal"),
-        all_columns=all_columns,
-        estimate=False,
-        probes=probes,
-        generator=source,
-    )
-    if not swept.missing:
-        return dict(swept)
-    names = [name for name in surface.names if name in swept.missing]
-    if generator is None:
-        raise ValueError(
-            f"`{names[0]}` cannot be swept ({swept.missing[names[0]]}); estimating it draws random "
-            "vectors and needs a generator; pass `generator=torch.Generator().manual_seed(0)`."
-        )
-    source = generator.clone_state()
-    found = surface.recall(
-        ("orbit estimates", probes, digest(source)),
-        lambda: estimated_blocks(
-            surface,
-            names,
-            {},
-            frozenset(("trace", "diagonal")),
-            {},
-            probes,
-            branches(source),
-            _sizes(surface, names),
-        ),
-    )
-    layers = sweeper_of(surface).plan.layers
-    params = surface.params
-    estimated = {
-        name: Block(
-            name,
-            False,
-            swept.missing[name],
-            wide(params[name]),
-            *found[name],
-            layer=layers.get(name),
-        )
-        for name in names
-    }
-    return {name: estimated.get(name) or swept[name] for name in surface.names}
-
-
-def _sizes(surface: LossSurface, names: list[str]) -> dict[str, Tensor]:
-    """Sizes of random vectors that follow the weights, however the network is written."""
-    # Random signs are drawn for the balanced form, as long as its weights there. What another way
-    # to write the network gets is the same, rescaled, and its noise is the same.
-    state = dict(surface.model.named_parameters())
-    factors = balance_of(gauge_of(surface), state).factors
-    sizes, params = {}, surface.params
-    for name in names:
-        weight = wide(params[name])
-        factor = torch.ones_like(weight)
-        for part in factors.get(name, []):
-            factor = factor * part.to(factor)
-        sizes[name] = (float((weight * factor).norm()) or 1.0) / factor
-    return sizes
 
 
 def _stderr(blocks: Mapping[str, Block], found: Infimum) -> float:

@@ -13,6 +13,7 @@ from flatgauge.curvature.blocks import DEFAULT_PROBES, Block, Blocks, block_curv
 from flatgauge.curvature.summary import LayerValue, combined, select, spread, told
 from flatgauge.curvature.surrogate import caveats, under_surrogate
 from flatgauge.estimators import Estimate
+from flatgauge.geometry.orbit_blocks import orbit_blocks
 from flatgauge.matrix_scaling import Scaling, smallest_sum
 from flatgauge.measures.registry import measure
 from flatgauge.surface import LossSurface
@@ -22,7 +23,7 @@ _COST = "one sweep: about classes gradients, shared with all measures of the sam
 
 @measure(
     symbol="Σ √(‖W‖² tr H)",
-    paper="Tsuzuku et al. 2019 (002), eq. 13",
+    paper="Tsuzuku et al. 2019, eq. 13",
     geometry="one scale per layer",
     functional="trace of a block",
     invariant_to={"layerwise", "permutation", "output_scale", "output_shift", "branches"},
@@ -103,7 +104,7 @@ def matrix_normalized_sharpness(
 
 @measure(
     symbol="Σ min Σ h σ²σ'² + W²/(σ²σ'²)",
-    paper="Tsuzuku et al. 2019 (002), eq. 17 with λ = 1/2",
+    paper="Tsuzuku et al. 2019, eq. 17 with λ = 1/2",
     geometry="one scale per row and one per column",
     functional="trace of a block",
     invariant_to={
@@ -111,7 +112,7 @@ def matrix_normalized_sharpness(
         *("output_scale", "output_shift", "branches"),
     },
     cost=_COST + "; then milliseconds per layer",
-    needs=("diagonal", "estimates"),
+    needs=("diagonal",),
     given_up={("surrogate", None): {"output_scale"}},
 )
 def normalized_sharpness(
@@ -171,7 +172,7 @@ def normalized_sharpness(
         >>> round(normalized_sharpness(linear_regression(2.0), surrogate=None).value, 4)
         16.9706
     """
-    blocks = block_curvature(
+    blocks = orbit_blocks(
         under_surrogate(surface, surrogate),
         ("diagonal",),
         all_columns=all_columns,

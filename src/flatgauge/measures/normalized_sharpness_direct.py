@@ -29,7 +29,7 @@ Changes = dict[str, tuple[Tensor, Tensor]]
 
 @measure(
     symbol="min E L(W + σσ'ε) − L(W) + Σ W²/(2λσ²σ'²)",
-    paper="Tsuzuku et al. 2019 (002), eq. 62",
+    paper="Tsuzuku et al. 2019, eq. 62",
     geometry="one scale per row and one per column",
     functional="expectation",
     invariant_to={

@@ -18,7 +18,7 @@ _GIVEN_UP = {("skeleton", "diagonal"): ("permutation",), ("relative", True): ("o
 
 @measure(
     symbol="λ_max(∂²L/∂v²)",
-    paper="an open cell of Yi et al. 2019 (000)",
+    paper="an open cell of Yi et al. 2019",
     geometry=_GEOMETRY,
     functional="top eigenvalue",
     invariant_to=_CLAIMS,
@@ -104,7 +104,7 @@ def psi_max_eigenvalue(
 
 @measure(
     symbol="tr ∂²L/∂v²",
-    paper="Yi et al. 2019 (000), Definition 4.1",
+    paper="Yi et al. 2019, Definition 4.1",
     geometry=_GEOMETRY,
     functional="trace",
     invariant_to=_CLAIMS,
@@ -196,7 +196,7 @@ def psi_trace(
 
 @measure(
     symbol="max (L(v+δ) − L(v)) / (1 + L), ‖δ‖ ≤ ε",
-    paper="Yi et al. 2019 (000), eq. 7",
+    paper="Yi et al. 2019, eq. 7",
     geometry=_GEOMETRY,
     functional="worst case in a ball",
     invariant_to=_CLAIMS,
@@ -284,7 +284,7 @@ def psi_epsilon_sharpness(
 
 @measure(
     symbol="|E L(v+u) − L(v)|",
-    paper="Yi et al. 2019 (000), Definition 4.1",
+    paper="Yi et al. 2019, Definition 4.1",
     geometry=_GEOMETRY,
     functional="expectation",
     invariant_to=_CLAIMS,

@@ -12,7 +12,7 @@ from flatgauge.estimators import Estimate
 from flatgauge.measures.registry import measure
 from flatgauge.surface import LossSurface
 
-_PAPER = "Petzka et al. 2019 (001), Table 1"
+_PAPER = "Petzka et al. 2019, Table 1"
 _CLAIMS = {"layerwise", "nodewise", "rows", "permutation", "output_shift"}
 _COST = "one sweep: about classes gradients, shared with all measures of the sweep"
 

@@ -15,7 +15,7 @@ _GEOMETRY = "per tensor"
 
 @measure(
     symbol="λ_max(DHD), D = ‖θ_i‖",
-    paper="Rangamani et al. 2019 (003), Def. 3 and Prop. 2.5",
+    paper="Rangamani et al. 2019, Def. 3 and Prop. 2.5",
     geometry=_GEOMETRY,
     functional="top eigenvalue",
     invariant_to=_CLAIMS,
@@ -167,7 +167,7 @@ def riemannian_trace(
 
 @measure(
     symbol="S_ε in units of ‖θ_i‖",
-    paper="Rangamani et al. 2019 (003)",
+    paper="Rangamani et al. 2019",
     geometry=_GEOMETRY,
     functional="worst case in a ball",
     invariant_to=_CLAIMS,

@@ -109,7 +109,10 @@ def moves_of(certificate: Certificate) -> Moves:
         kinds["units" if "nodewise" in claimed else key].append(name)
     columns = ("as it is", "pushed to")
     title = "under every move that keeps all outputs"
-    caption = "Every certified measure, and the value furthest from it that the moves led to."
+    caption = (
+        f"Every certified measure on {certificate.samples:,} samples, and the value furthest from "
+        "it that the moves led to."
+    )
     return _gathered(title, columns, caption, moved, kinds)
 
 

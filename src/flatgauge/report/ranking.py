@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
 from flatgauge.report.blindness import BLINDNESS, by_blindness
+from flatgauge.report.differences import uneven_options
 from flatgauge.report.number import Number, value_of
-from flatgauge.report.ranks import incomparable, ranked, rounding_of
+from flatgauge.report.ranks import ranked, rounding_of
 from flatgauge.report.report import Report
 
 
@@ -75,21 +77,24 @@ def ranking_of(reports: Mapping[str, Report]) -> Ranking:
         name: next(r[name].options for r in (first, *reports.values()) if name in r.estimates)
         for name in names
     }
+    uneven = uneven_options(reports)
     kinds = by_blindness((name, options[name]) for name in names)
     groups = [
-        (key, BLINDNESS[key], [_line(name, reports) for name in members])
+        (key, BLINDNESS[key], [_line(name, reports, uneven.get(name)) for name in members])
         for key, members in kinds.items()
     ]
     return Ranking(list(reports), groups, _summary(groups, list(reports)))
 
 
-def _line(measure: str, reports: Mapping[str, Report]) -> Line:
+def _line(measure: str, reports: Mapping[str, Report], uneven: str | None) -> Line:
+    """The order of all models under one measure, unless a setting differs."""
     found = {
         name: report.estimates[measure]
         for name, report in reports.items()
         if measure in report.estimates
     }
-    why = incomparable(found)
+    known = sum(not math.isnan(estimate.value) for estimate in found.values())
+    why = f"not comparable: {uneven}" if uneven else "fewer than two values" if known < 2 else ""
     rounding = max(rounding_of(report.facts.dtype) for report in reports.values())
     ranks = {} if why else ranked(found, rounding=rounding)
     shared = Counter(rank for rank in ranks.values() if rank is not None)
@@ -114,24 +119,32 @@ def _summary(groups: list[tuple[str, str, list[Line]]], models: list[str]) -> li
         ranked = [line for line in lines if not line.why_not]
         if not ranked:
             continue
-        firsts = {
-            name: sum(place is not None and place.rank == 1 for place in _of(ranked, name))
-            for name in models
-        }
-        order = sorted((n for n in models if firsts[n]), key=lambda n: -firsts[n])
-        counts = ", ".join(f"{name} by {firsts[name]}" for name in order)
+        firsts = Counter(_first(line) for line in ranked)
+        tied = firsts.pop(None, 0)
+        counts = [f"{name} by {count}" for name, count in firsts.most_common()]
+        counts += [f"{tied} cannot tell the first apart"] if tied else []
         one = subjects[key].replace("measures", "measure")
         subject = one if len(ranked) == 1 else subjects[key]
-        agree = "They contradict each other." if _contradict(ranked, models) else ""
         told.append(
-            f"By {len(ranked)} {subject}, flattest is {counts} (ties count for all). "
-            f"{agree or 'No two of them contradict each other.'}"
+            f"Flattest by {len(ranked)} {subject}: {', '.join(counts)}. "
+            + _agreement(ranked, models, one_first=len(firsts) == 1 and not tied)
         )
     return told
 
 
-def _of(lines: list[Line], model: str) -> list[Place | None]:
-    return [line.places[model] for line in lines]
+def _first(line: Line) -> str | None:
+    """The flattest model, None where several share the place."""
+    first = [name for name, place in line.places.items() if place is not None and place.rank == 1]
+    return first[0] if len(first) == 1 else None
+
+
+def _agreement(lines: list[Line], models: list[str], *, one_first: bool) -> str:
+    """Whether measures agree, in a sentence."""
+    if not _contradict(lines, models):
+        return "No two of them contradict each other."
+    if one_first:
+        return "They agree on the first and differ about the others."
+    return "They contradict each other."
 
 
 def _contradict(lines: list[Line], models: list[str]) -> bool:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 from flatgauge.estimators import Estimate
 from flatgauge.precision import DOUBLE, SINGLE
-from flatgauge.report.table import RADII
 
 #: How many combined errors two values must lie apart to be told apart.
 APART = 2.0
@@ -76,23 +75,3 @@ def ranked(estimates: Mapping[str, Estimate], *, rounding: float = SINGLE) -> di
     order = sorted(known, key=lambda name: (ranks[name], known[name].value))
     failed = [name for name in estimates if name not in known]
     return {name: ranks[name] for name in order} | dict.fromkeys(failed)
-
-
-def incomparable(estimates: Mapping[str, Estimate]) -> str:
-    """Why values of one measure must not be put in order.
-
-    Args:
-        estimates: By model.
-
-    Returns:
-        The reason, "" where they may.
-    """
-    if len(estimates) < 2:
-        return "measured for one model only"
-    for key in RADII:
-        used = dict.fromkeys(e.options[key] for e in estimates.values() if key in e.options)
-        if len(used) > 1:
-            return f"not comparable: {key} = {', '.join(f'{radius:.4g}' for radius in used)}"
-    if sum(not math.isnan(e.value) for e in estimates.values()) < 2:
-        return "fewer than two values"
-    return ""
