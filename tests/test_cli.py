@@ -191,14 +191,16 @@ def test_demo_is_the_whole_job(tmp_path):
     assert done.stderr == ""
     *_, accuracies, ours, classical, still, certificate, _, place = done.stdout.splitlines()
     assert re.fullmatch(
-        r"test accuracy: small batch 9\d\.\d%, large batch 9\d\.\d%, 10% random labels .*",
+        r"Test accuracy: small batch 9\d\.\d%, large batch 9\d\.\d%, 10% random labels .*",
         accuracies,
     )
-    assert re.search(r"ρ_Σ: small batch [\d.]+ < large batch [\d.]+ < 10% random labels", ours)
-    assert "(outputs change by 0)" in classical
+    assert re.search(
+        r"ρ_Σ \(rho_sum\): small batch [\d.]+ < large batch [\d.]+ < 10% random labels", ours
+    )
+    assert "(largest change of any output: 0)" in classical
     assert float(re.search(r"([\d,]+) times as much", classical)[1].replace(",", "")) > 1000
     assert re.search(r"17 of 32 measures, among them rho_sum, normalized_sharpness", still)
-    assert re.fullmatch(r"certificate: passed, (\d+) of \1 claims .*", certificate)
+    assert re.fullmatch(r"Certificate: passed, (\d+) of \1 claims .*", certificate)
     assert place == f"report: {tmp_path / 'demo.html'}"
     text = (tmp_path / "demo.html").read_text()
     embedded = r'<script type="application/json" id="flatgauge">(.*?)</script>'

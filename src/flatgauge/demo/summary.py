@@ -33,14 +33,15 @@ def summary(found: Demonstration, chosen: str) -> list[str]:
     accuracies = ", ".join(f"{name} {share:.1%}" for name, share in found.accuracies.items())
     still = [name for name in before if before[name].value == after[name].value]
     return [
-        f"test accuracy: {accuracies}",
-        f"flattest first by {symbols[OURS]}: {_ordered(trained, OURS)}",
-        f"by {symbols[CLASSICAL]}: {_ordered(trained, CLASSICAL)}; after rescaling {chosen} "
-        f"(outputs change by {found.change:g}): {after[CLASSICAL].value:.3g}, "
-        f"{after[CLASSICAL].value / before[CLASSICAL].value:,.0f} times as much",
-        f"not moved by one bit: {len(still)} of {len(before)} measures, among them "
-        f"{', '.join(name for name in NAMED if name in still)}",
-        f"certificate: {_claims(found)}",
+        f"Test accuracy: {accuracies}.",
+        f"Flattest first by {symbols[OURS]} ({OURS}): {_ordered(trained, OURS)}.",
+        f"By {symbols[CLASSICAL]} ({CLASSICAL}): {_ordered(trained, CLASSICAL)}. "
+        f"With {chosen} rescaled (largest change of any output: {found.change:g}) it is "
+        f"{after[CLASSICAL].value:,.0f}, "
+        f"{after[CLASSICAL].value / before[CLASSICAL].value:,.0f} times as much.",
+        f"Not moved by one bit: {len(still)} of {len(before)} measures, among them "
+        f"{', '.join(name for name in NAMED if name in still)}.",
+        f"Certificate: {_claims(found)}.",
     ]
 
 

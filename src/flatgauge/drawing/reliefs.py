@@ -117,7 +117,13 @@ def figure(heights: Sequence[Heights], scale: Scale) -> Any:
     found.update_scenes(
         xaxis={"title": {"text": "t₁"}, **side},
         yaxis={"title": {"text": "t₂"}, **side},
-        zaxis={"title": {"text": scale.axis_label}, "range": [low, high], **side},
+        # Beside each other there is no room for heights: their colours tell them.
+        zaxis={
+            "title": {"text": scale.axis_label if count == 1 else ""},
+            "showticklabels": count == 1,
+            "range": [low, high],
+            **side,
+        },
         aspectmode="cube",
         camera={"eye": {"x": 1.6, "y": -2.05, "z": 1.3}},
     )
