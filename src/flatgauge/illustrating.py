@@ -22,6 +22,9 @@ PARTS = ("certificate", "spectrum", "landscape")
 #: Samples on which models are certified: invariance does not depend on how many.
 CERTIFIED = 200
 
+#: Samples that spectra and landscapes are of, at most: they take hundreds of passes.
+DRAWN = 2000
+
 #: Random starts of a spectrum, and products for each.
 PROBES, STEPS = 3, 40
 
@@ -54,6 +57,7 @@ def illustrate(
     surfaces: Mapping[str, LossSurface],
     *,
     parts: Iterable[str] = PARTS,
+    samples: int = DRAWN,
     seed: int = 0,
     progress: Progress | None = None,
     found: Illustrations | None = None,
@@ -63,6 +67,7 @@ def illustrate(
     Args:
         surfaces: By name of the model.
         parts: Of `PARTS`.
+        samples: How many samples spectra and landscapes are of, at most.
         seed: Of everything random.
         progress: Called before each piece with its name, how many are done, and how many there
             are.
@@ -81,7 +86,9 @@ def illustrate(
             f"{', '.join(PARTS)}."
         )
     found = Illustrations() if found is None else found
-    pieces = _pieces(dict(surfaces), wanted, seed, found)
+    pieces = _pieces(dict(surfaces), wanted, seed, found, samples)
+    if any(surface.samples > samples for surface in surfaces.values()) and wanted - {PARTS[0]}:
+        found.remarks.append(f"pictures are of the first {samples:,} samples")
     for done, (name, compute) in enumerate(pieces):
         if progress is not None:
             progress(name, done, len(pieces))
@@ -93,17 +100,23 @@ def illustrate(
 
 
 def _pieces(
-    surfaces: dict[str, LossSurface], wanted: set[str], seed: int, found: Illustrations
+    surfaces: dict[str, LossSurface],
+    wanted: set[str],
+    seed: int,
+    found: Illustrations,
+    samples: int,
 ) -> list[tuple[str, Callable[[], None]]]:
     """What is to be computed, by name."""
     several = len(surfaces) > 1
-    drawn: Any = surfaces if several else next(iter(surfaces.values()))
+    few = {n: s.first(samples) if s.samples > samples else s for n, s in surfaces.items()}
+    drawn: Any = few if several else next(iter(few.values()))
     pieces: list[tuple[str, Callable[[], None]]] = []
 
     def certified(name: str, surface: LossSurface) -> None:
         found.gauges[name] = gauge_of(surface)
-        few = surface.first(CERTIFIED)
-        found.certificates[name] = certify(few, trials=1 if several else 3, seed=seed)
+        found.certificates[name] = certify(
+            surface.first(CERTIFIED), trials=1 if several else 3, seed=seed
+        )
 
     def spread(geometry: str) -> None:
         found.spectra.append(
