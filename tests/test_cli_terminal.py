@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 
@@ -13,6 +15,9 @@ from command_line import QUICK, call, fill, flatgauge
 
 from flatgauge.cli import app, completion
 from flatgauge.datasets.load import BUILTIN
+from flatgauge.geometry import GEOMETRIES
+from flatgauge.illustrating import PARTS
+from flatgauge.landscaping import SPACES
 from flatgauge.losses import NAMED
 from flatgauge.measures import registry
 from flatgauge.report.latex_text import readable, unicode_formula
@@ -75,7 +80,14 @@ def test_the_shell_completes_commands_measures_and_data():
     assert completed("flatgauge comp", 1) == ["compare"]
     assert completed("flatgauge measure -m rho", 3) == ["rho_max", "rho_sum"]
     assert completed("flatgauge compare --data fa", 3) == ["fashion-mnist:"]
-    assert "_flatgauge_completion" in flatgauge("--show-completion", "bash").stdout
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash here")
+def test_the_script_for_the_shell_that_asks():
+    asked = f"{shlex.quote(sys.executable)} -m flatgauge --show-completion; exit $?"
+    done = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "_flatgauge_completion" in done.stdout
 
 
 def test_what_is_completed_is_what_there_is():
@@ -83,6 +95,9 @@ def test_what_is_completed_is_what_there_is():
     assert sorted(completion.measure_names()) == sorted(own)
     assert completion.complete_measure("balanced:rho_m") == ["balanced:rho_max"]
     assert [name.rstrip(":") for name in completion.DATA] == list(BUILTIN)
+    assert sorted(completion.SPACES) == sorted(SPACES)
+    assert sorted(completion.GEOMETRIES) == sorted(GEOMETRIES)
+    assert completion.PARTS == PARTS
     assert sorted({*NAMED, "output"}) == sorted(completion.LOSSES)
     assert completion.complete_data("./") == []
 
