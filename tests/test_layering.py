@@ -22,6 +22,7 @@ LAYERS = [
         "isolation",
         "memory",
         "products",
+        "randomness",
         "nodes",
         "writing",
     ],
@@ -55,7 +56,7 @@ LAYERS = [
     ["comparing", "retrial", "spectra"],
     ["judging"],
     ["certifying"],
-    ["demo", "command", "illustrating"],
+    ["demo", "command", "illustrating", "studies"],
     ["cli", "__init__"],
     ["__main__"],
 ]
