@@ -21,6 +21,7 @@ LAYERS = [
         "layout",
         "isolation",
         "memory",
+        "networks",
         "products",
         "randomness",
         "nodes",
