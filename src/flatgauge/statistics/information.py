@@ -1,0 +1,157 @@
+"""What a measure tells about the order of two networks that their settings do not tell already."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from flatgauge.statistics.design import Codes, Design, design_of
+from flatgauge.statistics.resampling import Array, check_drawing
+from flatgauge.statistics.weighted import levels
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Factors = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Information:
+    """The normalized conditional mutual information, or the reason why there is none.
+
+    Attributes:
+        value: The least over all sets of factors, from 0 to 1; nan if there is none.
+        chance: What `worst_set` gives on average for a measure without any information.
+        chance_high: What such a measure exceeds in one of twenty cases only.
+        by_set: The information given each set of factors.
+        chance_by_set: What chance alone gives for each set.
+        worst_set: The set that leaves least.
+        count: How many networks it rests on.
+        notes: What was left out.
+        reason: Why there is no value, in a few words; empty if there is one.
+    """
+
+    value: float
+    chance: float
+    chance_high: float
+    count: int
+    by_set: Mapping[Factors, float] = field(default_factory=dict)
+    chance_by_set: Mapping[Factors, float] = field(default_factory=dict)
+    worst_set: Factors = ()
+    notes: tuple[str, ...] = ()
+    reason: str = ""
+
+
+def conditional_information(
+    frame: pd.DataFrame,
+    measure: str,
+    target: str,
+    factors: Sequence[str],
+    *,
+    largest: int = 2,
+    permutations: int = 200,
+    generator: np.random.Generator,
+) -> Information:
+    r"""What the measure tells about the target's order, given settings [jiang2020fantastic].
+
+    For two networks let :math:`V_\mu` and :math:`V_g` be the signs of the differences of measure
+    and target, and :math:`U_S` the levels that both networks have in the factors of a set
+    :math:`S`. Over all ordered pairs of networks,
+
+    .. math:: \min_{|S| \le 2} \frac{I(V_\mu; V_g \mid U_S)}{H(V_g \mid U_S)}
+
+    is 1 if the measure settles the order whatever is known of the settings, and 0 if there are
+    two settings whose knowledge leaves it nothing to tell. It has no direction: a measure that
+    is always wrong tells as much as one that is always right.
+
+    A pair with equal targets has no order to foretell and is left out; equal measures are a third
+    outcome of :math:`V_\mu`. A set that leaves no doubt about the order (no entropy) is left out.
+    Factors with one level only say nothing and are not asked.
+
+    Counted frequencies always show some information, more so the fewer pairs there are with the
+    same settings: two networks alone in a cell show all of it. `chance` is the same number for
+    targets permuted among networks with equal settings; only what lies above it counts.
+
+    Args:
+        frame: One row for each network.
+        measure: The column of the measure.
+        target: The column to be foretold.
+        factors: The columns that vary by design.
+        largest: How many factors a set may have.
+        permutations: How many permutations chance is taken from.
+        generator: Source of randomness.
+
+    Returns:
+        The information with its level of chance, by set too.
+
+    Raises:
+        ValueError: If `largest` is below 0.
+    """
+    check_drawing(level=0.95, resamples=permutations, generator=generator)
+    if largest < 0:
+        raise ValueError(f"`largest={largest}` must be a number of factors, at least 0.")
+    design = design_of(frame, measure, target, factors, None)
+    nan, ready = math.nan, design.ready
+    if ready.reason:
+        return Information(nan, nan, nan, ready.count, notes=ready.notes, reason=ready.reason)
+    names = design.varied
+    asked = [s for size in range(min(largest, len(names)) + 1) for s in combinations(names, size)]
+    found, drawn, silent = {}, {}, []
+    for chosen in asked:
+        cells = _Cells(design, chosen)
+        if cells.entropy <= 0:
+            silent.append(" and ".join(f"`{name}`" for name in chosen))
+            continue
+        found[chosen] = cells.share(np.arange(ready.count))
+        orders = (cells.permuted(generator) for _ in range(permutations))
+        drawn[chosen] = np.array([cells.share(order) for order in orders])
+    notes = ready.notes + tuple(f"{given} leave no doubt: left out" for given in silent)
+    worst = min(found, key=lambda chosen: found[chosen])
+    chance = {chosen: float(values.mean()) for chosen, values in drawn.items()}
+    high = float(np.quantile(drawn[worst], 0.95))
+    return Information(found[worst], chance[worst], high, ready.count, found, chance, worst, notes)
+
+
+class _Cells:
+    """All ordered pairs of networks, sorted into cells by the settings of both."""
+
+    def __init__(self, design: Design, chosen: Sequence[str]) -> None:
+        measure, target = (levels(column) for column in design.ready.columns)
+        self._group = design.group(chosen)
+        self._many = int(self._group.max()) + 1
+        cell = np.add.outer(self._group * self._many, self._group)
+        # Nine outcomes in every cell: three of the measure, three of the target.
+        self._start = 9 * cell + 3 * (1 + np.sign(np.subtract.outer(measure, measure)))
+        self._target = 1 + np.sign(np.subtract.outer(target, target))
+        counts = self._counts(np.arange(len(target)))
+        self.entropy = _entropy(counts.sum((1, 2))) - _entropy(counts.sum(1))
+
+    def share(self, order: Codes) -> float:
+        """The information in units of the entropy, with the targets taken in another order."""
+        counts = self._counts(order)
+        known = _entropy(counts.sum(2)) - _entropy(counts)
+        return float(np.clip((self.entropy + known) / self.entropy, 0.0, 1.0))
+
+    def permuted(self, generator: np.random.Generator) -> Codes:
+        """An order that mixes the networks of each group among themselves."""
+        order = np.empty(len(self._group), dtype=np.int64)
+        mixed = np.lexsort((generator.random(len(order)), self._group))
+        order[np.argsort(self._group, kind="stable")] = mixed
+        return order
+
+    def _counts(self, order: Codes) -> Array:
+        """How often each outcome occurs, `(cells, measure, target)`, without ties of the target."""
+        outcome = self._start + self._target[np.ix_(order, order)]
+        counts = np.bincount(outcome.ravel(), minlength=9 * self._many**2)
+        return counts.reshape(-1, 3, 3)[:, :, [0, 2]].astype(np.float64)
+
+
+def _entropy(counts: Array) -> float:
+    """The sum of n log n: conditional entropies are differences of it, times the pairs."""
+    positive = counts[counts > 0]
+    return float((positive * np.log(positive)).sum())
