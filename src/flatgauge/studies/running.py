@@ -36,17 +36,15 @@ def complete(study: Study, run: str, store: Store, folder: str | None) -> None:
     training = store.training(run)
     assert training is not None
     model = stored_network(recipe, prepared, run, store)
+    plain = twice = None
+    if training["state"] != DIVERGED:
+        plain = measured(study, recipe, model, prepared)
+        if recipe.rescaling is not None:
+            example = prepared.inputs[:_EXAMPLES]
+            twin = rescaled(model, example, recipe.rescaling, seed=recipe.seed)
+            twice = measured(study, recipe, twin, prepared)
     row = {"run": run, "recipe": recipe.to_dict(), "training": training}
-    if training["state"] == DIVERGED:
-        store.keep_row(run, row | {"measured": None, "rescaled": None})
-        return
-    row["measured"] = measured(study, recipe, model, prepared)
-    row["rescaled"] = None
-    if recipe.rescaling is not None:
-        example = prepared.inputs[:_EXAMPLES]
-        twin = rescaled(model, example, recipe.rescaling, seed=recipe.seed)
-        row["rescaled"] = measured(study, recipe, twin, prepared)
-    store.keep_row(run, row)
+    store.keep_row(run, row | {"measured": plain, "rescaled": twice})
 
 
 def stored_network(recipe: Recipe, prepared: Prepared, run: str, store: Store) -> nn.Module:

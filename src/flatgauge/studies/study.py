@@ -16,8 +16,8 @@ from flatgauge.studies.rescaling import read_rescaling
 
 if TYPE_CHECKING:
     from flatgauge.asking import Progress
-    from flatgauge.studies.findings import Findings
     from flatgauge.studies.figure import Figure
+    from flatgauge.studies.findings import Findings
 
 #: What a study can ask flatness to follow: columns of its table.
 TARGETS = ("accuracy_gap", "loss_gap", "test_loss", "test_accuracy")
@@ -33,8 +33,9 @@ class Study:
     Attributes:
         name: Of the study.
         recipe: What all networks have in common.
-        factors: What differs by design: values by field of the recipe, all combined with all. Fields
-            that change together are written with commas: ``{"batch, rate": [(4, .001), (32, .008)]}``.
+        factors: What differs by design: values by field of the recipe, all combined with all.
+            Fields that change together are written with commas:
+            ``{"batch, rate": [(4, .001), (32, .008)]}``.
         seeds: How many networks of every kind (seeds from 0), or the seeds themselves.
         measures: What to measure; as `fg.measure` takes it.
         measured: Measure on the first so many training samples; None for all.
