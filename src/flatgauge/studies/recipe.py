@@ -40,6 +40,8 @@ class Recipe:
         loss_goal: Training is done when the loss on all training samples is at most this.
         accuracy_goal: And their accuracy at least this.
         gradient_goal: And the norm of the gradient over all of them at most this.
+        early: Whether training stops as soon as its goals are reached; else all epochs are
+            trained, and the goals say at the end which networks count.
         dtype: ``"float32"`` or ``"float64"``.
         rescaling: How the network is rewritten before it is measured again: ``"layers 5..25"``
             multiplies every layer by a random factor of that range and divides the last one,
@@ -66,6 +68,7 @@ class Recipe:
     loss_goal: float | None = None
     accuracy_goal: float | None = None
     gradient_goal: float | None = None
+    early: bool = True
     dtype: str = "float32"
     rescaling: str | None = None
     seed: int = 0

@@ -38,11 +38,14 @@ def complete(study: Study, run: str, store: Store, folder: str | None) -> None:
     model = stored_network(recipe, prepared, run, store)
     plain = twice = None
     if training["state"] != DIVERGED:
-        plain = measured(study, recipe, model, prepared)
+        surface = surface_of(study, model, prepared)
+        plain = measured(study, recipe, surface)
         if recipe.rescaling is not None:
             example = prepared.inputs[:_EXAMPLES]
             twin = rescaled(model, example, recipe.rescaling, seed=recipe.seed)
-            twice = measured(study, recipe, twin, prepared)
+            # Into the same network: what the surface knows of its graph stays true.
+            model.load_state_dict(twin.state_dict())
+            twice = measured(study, recipe, surface)
     row = {"run": run, "recipe": recipe.to_dict(), "training": training}
     store.keep_row(run, row | {"measured": plain, "rescaled": twice})
 
@@ -79,19 +82,17 @@ def surface_of(study: Study, model: nn.Module, prepared: Prepared) -> LossSurfac
     return LossSurface(model, "cross_entropy", (prepared.inputs[:many], prepared.targets[:many]))
 
 
-def measured(study: Study, recipe: Recipe, model: nn.Module, prepared: Prepared) -> dict[str, Any]:
+def measured(study: Study, recipe: Recipe, surface: LossSurface) -> dict[str, Any]:
     """Measure a network as a study wants it; what fails is marked.
 
     Args:
         study: The study.
         recipe: Whose seed is used.
-        model: The network.
-        prepared: Its data.
+        surface: Its network.
 
     Returns:
         The report as plain values, without those of single units.
     """
-    surface = surface_of(study, model, prepared)
     report = report_of(surface, wanted_of(study.measures), seed=recipe.seed, strict=False)
     contents = report.to_dict()
     for entry in contents["measures"].values():

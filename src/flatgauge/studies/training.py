@@ -187,10 +187,10 @@ def reached(
         last: Whether this is the last chance, so that it is looked at in any case.
 
     Returns:
-        Whether all goals are reached; with no goals, whether all epochs are over.
+        Whether training is over with all goals reached.
     """
-    if not recipe.has_goal:
-        return last
+    if not last and not (recipe.early and recipe.has_goal):
+        return False
     if recipe.loss_goal is not None and mean > _NEAR * recipe.loss_goal and not last:
         return False
     model.eval()
