@@ -41,9 +41,9 @@ def parts(preset: str) -> dict[str, Study]:
         }
     if preset == "medium":
         recipe = sgd.but(data="mnist", samples=20_000, epochs=150)
-        return {"mnist-mlp": _study(recipe, _BATCHES, 6, "mnist-mlp")}
+        return {"mnist-mlp": _study(recipe, _BATCHES, 4, "mnist-mlp")}
     recipe = sgd.but(data="mnist", epochs=120)
-    return {"mnist-mlp": _study(recipe, _BATCHES, 8, "mnist-mlp")}
+    return {"mnist-mlp": _study(recipe, _BATCHES, 6, "mnist-mlp")}
 
 
 def _study(recipe: Recipe, batches: list[tuple[int, float]], seeds: int, name: str) -> Study:

@@ -48,14 +48,14 @@ def parts(preset: str) -> dict[str, Study]:
         optimizer="adam", rate=1e-3, batch=128, rescaling="units 1/16..16", loss_goal=0.01
     )
     if preset == "quick":
-        recipe = adam.but(data="digits", network="mlp-3x64", epochs=400)
+        recipe = adam.but(data="digits", network="mlp-3x64", batch=32, epochs=400, loss_goal=0.02)
         return {"digits-mlp": _study("digits-mlp", recipe, [0.0, 0.25, 0.5, 0.75, 1.0], 3)}
     if preset == "medium":
         mnist = adam.but(data="mnist", samples=10_000)
         mlp = mnist.but(network="mlp-3x512", width=0.5, epochs=200)
         lenet = mnist.but(samples=5_000, network="lenet5", epochs=400)
         return {
-            "mnist-mlp": _study("mnist-mlp", mlp, _TENTHS, 4),
+            "mnist-mlp": _study("mnist-mlp", mlp, _TENTHS, 3),
             "mnist-lenet": _study("mnist-lenet", lenet, [0.0, 0.2, 0.4, 0.6, 0.8, 1.0], 5),
         }
     # The paper trains for a number of epochs, whatever is reached.
