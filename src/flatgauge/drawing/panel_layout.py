@@ -1,0 +1,128 @@
+"""Where the panels of a picture stand, for plotly."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from flatgauge.drawing.bars import plain_text
+from flatgauge.drawing.cloud import Cloud, Key, x_limits, y_limits
+from flatgauge.drawing.colours import HEIGHTS
+
+#: Pixels: height of a panel, of a line of its title, of what stands below it, of a colour bar.
+_PANEL, _LINE, _BELOW, _BAR = 220, 17, 62, 58
+
+
+def good_columns(count: int) -> int:
+    """How many panels stand beside each other: three at most, so that they can be read.
+
+    Args:
+        count: How many there are.
+
+    Returns:
+        The number of columns.
+
+    Example:
+        >>> [good_columns(count) for count in (1, 2, 3, 4, 5, 9)]
+        [1, 2, 3, 2, 3, 3]
+    """
+    return 2 if count == 4 else max(1, min(count, 3))
+
+
+def panel_layout(clouds: Sequence[Cloud], key: Key, columns: int) -> dict[str, Any]:
+    """Axes, titles and height of panels in so many columns."""
+    rows = math.ceil(len(clouds) / columns)
+    head = 8 + _LINE * max(len(cloud.title.split("\n")) if cloud.title else 0 for cloud in clouds)
+    step = _PANEL + _BELOW + head
+    inner = rows * step - _BELOW - head
+    top, bottom = head + 34, _BELOW + (_BAR if key.smooth else 0)
+    grid = {"gridcolor": "rgba(128,128,128,0.25)", "zeroline": False, "automargin": True}
+    small = {"size": 12}
+    layout: dict[str, Any] = {"annotations": []}
+    for number, cloud in enumerate(clouds):
+        row, column = divmod(number, columns)
+        wide = (1 - 0.035 * (columns - 1)) / columns
+        left, ceiling = column * (wide + 0.035), 1 - row * step / inner
+        floor = max(ceiling - _PANEL / inner, 0.0)
+        label = plain_text(cloud.axis_label).replace("\n", "<br>")
+        layout[f"xaxis{number + 1}"] = grid | {
+            "domain": [left, min(left + wide, 1.0)],
+            "anchor": f"y{number + 1}",
+            "type": "log" if cloud.log else "linear",
+            "range": list(x_limits(cloud)),
+            "title": {"text": label, "font": small, "standoff": 6},
+            "tickfont": {"size": 11},
+            **_ticks(cloud),
+            "exponentformat": "power",
+        }
+        layout[f"yaxis{number + 1}"] = grid | {
+            "domain": [floor, ceiling],
+            "anchor": f"x{number + 1}",
+            "range": list(y_limits(clouds)),
+            "showticklabels": column == 0,
+            "title": {"text": plain_text(cloud.target) if column == 0 else "", "font": small},
+            "tickfont": {"size": 11},
+        }
+        if number:
+            layout[f"yaxis{number + 1}"]["matches"] = "y"
+        layout["annotations"].append(_title(cloud, left, ceiling))
+    layout["legend"] = {
+        "orientation": "h",
+        "x": 0,
+        "y": 1 + head / inner,
+        "yanchor": "bottom",
+        "bgcolor": "rgba(0,0,0,0)",
+        "title": {"text": "" if key.smooth else plain_text(key.factor)},
+    }
+    layout["margin"] = {"t": top, "b": bottom, "l": 60, "r": 16}
+    layout["height"] = inner + top + bottom
+    if key.smooth:
+        layout["coloraxis"] = _colour_axis(key, -_BELOW / inner)
+    return layout
+
+
+def _ticks(cloud: Cloud) -> dict[str, Any]:
+    """Few numbers at the horizontal axis: powers of ten where there are enough of them."""
+    low, high = x_limits(cloud)
+    if cloud.log and high - low < 5:
+        return {"dtick": "D2" if high - low < 2 else 1}
+    return {"nticks": 5}
+
+
+def _title(cloud: Cloud, left: float, ceiling: float) -> dict[str, Any]:
+    """The title of a panel: plotly has one for the whole picture only."""
+    return {
+        "text": plain_text(cloud.title).replace("\n", "<br>"),
+        "x": left,
+        "y": ceiling,
+        "xref": "paper",
+        "yref": "paper",
+        "xanchor": "left",
+        "yanchor": "bottom",
+        "align": "left",
+        "showarrow": False,
+        "font": {"size": 12},
+    }
+
+
+def _colour_axis(key: Key, y: float) -> dict[str, Any]:
+    """The scale of colours and its bar, below all panels."""
+    ticks = key.ticks()
+    return {
+        "colorscale": HEIGHTS,
+        "cmin": key.place(key.levels[0]),
+        "cmax": key.place(key.levels[-1]),
+        "colorbar": {
+            "title": {"text": plain_text(key.factor), "side": "top"},
+            "orientation": "h",
+            "thickness": 10,
+            "len": 0.6,
+            "x": 0,
+            "xanchor": "left",
+            "y": y,
+            "yanchor": "top",
+            "tickvals": [key.place(tick) for tick in ticks],
+            "ticktext": [f"{tick:.3g}" for tick in ticks],
+        },
+    }
