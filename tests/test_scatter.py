@@ -187,12 +187,17 @@ def test_panels_share_their_vertical_axis_and_stand_in_rows():
     assert len(shown) == 5
 
 
+def axis(way, number):
+    return f"{way}axis{number if number > 1 else ''}"
+
+
 def test_where_there_is_no_room_panels_stand_in_one_column():
     narrow = panels_figure([cloud(name) for name in MEASURES]).layout.meta["narrow"]
-    assert all(narrow[f"xaxis{n}"]["domain"] == [0, 1.0] for n in range(1, 7))
-    floors = [narrow[f"yaxis{n}"]["domain"] for n in range(1, 7)]
+    assert all(narrow[axis("x", n)]["domain"] == [0, 1.0] for n in range(1, 7))
+    floors = [narrow[axis("y", n)]["domain"] for n in range(1, 7)]
     assert all(above[0] > below[1] for above, below in pairwise(floors))
-    assert all(narrow[f"yaxis{n}"]["showticklabels"] for n in range(1, 7))
+    assert all(narrow[axis("y", n)]["showticklabels"] for n in range(1, 7))
+    assert set(narrow) <= set(panels_figure([cloud(name) for name in MEASURES]).to_dict()["layout"])
     assert figure(cloud()).layout.meta is None
 
 

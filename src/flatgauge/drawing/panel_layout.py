@@ -46,9 +46,10 @@ def panel_layout(clouds: Sequence[Cloud], key: Key, columns: int) -> dict[str, A
         left, ceiling = column * (wide + 0.035), 1 - row * step / inner
         floor = max(ceiling - _PANEL / inner, 0.0)
         label = plain_text(cloud.axis_label).replace("\n", "<br>")
-        layout[f"xaxis{number + 1}"] = grid | {
+        name = str(number + 1) if number else ""  # As plotly counts: xaxis, xaxis2, ...
+        layout[f"xaxis{name}"] = grid | {
             "domain": [left, min(left + wide, 1.0)],
-            "anchor": f"y{number + 1}",
+            "anchor": f"y{name}",
             "type": "log" if cloud.log else "linear",
             "range": list(x_limits(cloud)),
             "title": {"text": label, "font": small, "standoff": 6},
@@ -56,16 +57,16 @@ def panel_layout(clouds: Sequence[Cloud], key: Key, columns: int) -> dict[str, A
             **_ticks(cloud),
             "exponentformat": "power",
         }
-        layout[f"yaxis{number + 1}"] = grid | {
+        layout[f"yaxis{name}"] = grid | {
             "domain": [floor, ceiling],
-            "anchor": f"x{number + 1}",
+            "anchor": f"x{name}",
             "range": list(y_limits(clouds)),
             "showticklabels": column == 0,
             "title": {"text": plain_text(cloud.target) if column == 0 else "", "font": small},
             "tickfont": {"size": 11},
         }
         if number:
-            layout[f"yaxis{number + 1}"]["matches"] = "y"
+            layout[f"yaxis{name}"]["matches"] = "y"
         layout["annotations"].append(_title(cloud, left, ceiling))
     layout["legend"] = {
         "orientation": "h",
@@ -73,7 +74,7 @@ def panel_layout(clouds: Sequence[Cloud], key: Key, columns: int) -> dict[str, A
         "y": 1 + head / inner,
         "yanchor": "bottom",
         "bgcolor": "rgba(0,0,0,0)",
-        "title": {"text": "" if key.smooth else plain_text(key.factor)},
+        "title": {"text": "" if key.smooth else plain_text(key.factor), "font": small},
     }
     layout["margin"] = {"t": top, "b": bottom, "l": 60, "r": 16}
     layout["height"] = inner + top + bottom

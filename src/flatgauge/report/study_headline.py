@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flatgauge.report.caveats import shortened
-from flatgauge.report.study_numbers import COEFFICIENTS, ChangeRow, Coefficient, coefficient, spoken
+from flatgauge.report.coefficient import Coefficient, coefficient
+from flatgauge.report.study_numbers import COEFFICIENTS, ChangeRow, spoken
 from flatgauge.report.study_pictures import Points
 
 if TYPE_CHECKING:
@@ -25,11 +25,13 @@ class StudyCard:
     Attributes:
         name: Of what; a measure, or words.
         value: The number, as text.
+        interval: Its interval, as text; may be empty.
         about: What it is.
     """
 
     name: str
     value: str
+    interval: str
     about: str
 
 
@@ -60,18 +62,18 @@ def study_headline(
         The headline.
     """
     counted, total = int(points.counted.sum()), len(points.frame)
-    cards = [StudyCard("networks", f"{counted} of {total}", "enter the statistics")]
+    cards = [StudyCard("networks", f"{counted} of {total}", "", "enter the statistics")]
     column = spoken(correlations)
     found: dict[str, Coefficient] = {}
     if column is not None:
         rows = {str(name): coefficient(correlations, name, column) for name in correlations.index}
-        known = {n: item for n, item in rows.items() if item and not math.isnan(item.value)}
+        known = {n: item for n, item in rows.items() if item and item.known}
         found = dict(sorted(known.items(), key=lambda pair: -pair[1].value))
     answer: list[str] = []
     if column is not None and found:
         best = next(iter(found))
         about = f"the highest {COEFFICIENTS[column]} correlation with {points.target}"
-        cards.append(StudyCard(best, found[best].text, about))
+        cards.append(StudyCard(best, found[best].number.shown, found[best].interval, about))
         answer += _followers(found, f"{COEFFICIENTS[column]} correlation", points.target)
     cards += _change_cards(changes)
     return StudyHeadline(cards, answer + _changes(changes))
@@ -135,7 +137,7 @@ def _change_cards(changes: Sequence[ChangeRow]) -> list[StudyCard]:
         rows = [row for row in changes if row.how == how and row.before and row.after]
         if rows:
             best = max(rows, key=lambda row: row.before.value if row.before else 0.0)
-            cards.append(StudyCard(best.measure, _arrow(best), about))
+            cards.append(StudyCard(best.measure, _arrow(best), "", about))
     return cards
 
 

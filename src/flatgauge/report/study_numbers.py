@@ -1,125 +1,33 @@
-"""The statistics of a study as a page shows them: coefficients with their intervals."""
+"""The statistics of a study as the tables of its page show them."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from flatgauge.report.coefficient import ENDS, Coefficient, coefficient, folded, number_at
+from flatgauge.report.frame_table import cell
 from flatgauge.report.number import Number, number
 
 if TYPE_CHECKING:
     import pandas as pd
 
+Cell: TypeAlias = Coefficient | Number | str | None
+
 #: Correlations in the order of their columns, with their names in sentences.
-COEFFICIENTS = {"pearson": "Pearson", "spearman": "Spearman", "kendall": "Kendall"}
+COEFFICIENTS = {
+    "pearson": "Pearson",
+    "pearson_log": "Pearson (log)",
+    "spearman": "Spearman",
+    "kendall": "Kendall",
+}
 
 #: Which of them sentences speak of, the first that is there: ranks do not depend on the axis.
 _SPOKEN = ("spearman", "kendall", "pearson")
 
 #: Correlations that differ by less than this are called the same.
 SAME = 0.005
-
-
-@dataclass(frozen=True)
-class Coefficient:
-    """A coefficient between -1 and 1.
-
-    Attributes:
-        value: What it is.
-        low: The lower end of its interval, None where there is none.
-        high: The upper end.
-    """
-
-    value: float
-    low: float | None
-    high: float | None
-
-    @property
-    def number(self) -> Number:
-        """The coefficient itself, to two digits after the point."""
-        return number(self.value, signed(self.value))
-
-    @property
-    def interval(self) -> str:
-        """The interval, empty where there is none."""
-        if self.low is None or self.high is None:
-            return ""
-        return f"[{signed(self.low)}, {signed(self.high)}]"
-
-    @property
-    def text(self) -> str:
-        """The coefficient with its interval."""
-        return f"{signed(self.value)} {self.interval}".strip()
-
-    @property
-    def places(self) -> tuple[float, float, float]:
-        """Where low end, coefficient and high end lie on a line from 0 to 100."""
-        ends = (
-            self.value if self.low is None else self.low,
-            self.value,
-            self.value if self.high is None else self.high,
-        )
-        low, middle, high = (50 + 50 * min(max(end, -1.0), 1.0) for end in ends)
-        return low, middle, high
-
-    @property
-    def follows(self) -> bool | None:
-        """Whether the interval lies above zero; None where nothing can be said."""
-        if self.low is None or math.isnan(self.value):
-            return None
-        return self.low > 0
-
-
-def signed(value: float) -> str:
-    """A coefficient as text, with a real minus sign.
-
-    Args:
-        value: The coefficient.
-
-    Returns:
-        The text.
-
-    Example:
-        >>> signed(0.913), signed(-0.2), signed(-0.001), signed(float("nan"))
-        ('0.91', '−0.20', '0.00', 'none')
-    """
-    if math.isnan(value):
-        return "none"
-    text = f"{value:.2f}"
-    return "0.00" if text == "-0.00" else text.replace("-", "−")
-
-
-def coefficient(frame: pd.DataFrame, measure: Any, column: str) -> Coefficient | None:
-    """One coefficient of a frame with columns such as ``pearson``, ``pearson_low``.
-
-    Args:
-        frame: One row per measure.
-        measure: Which row.
-        column: Which coefficient.
-
-    Returns:
-        The coefficient, None where the frame has none.
-    """
-    if column not in frame.columns or measure not in frame.index:
-        return None
-    value = number_at(frame, measure, column)
-    ends = [_end(frame, measure, f"{column}_{end}") for end in ("low", "high")]
-    return Coefficient(value, *ends)
-
-
-def number_at(frame: pd.DataFrame, row: Any, column: str) -> float:
-    """One number of a frame; nan where it has nothing there."""
-    found: Any = frame.at[row, column]
-    return math.nan if found is None else float(found)
-
-
-def _end(frame: pd.DataFrame, measure: Any, column: str) -> float | None:
-    if column not in frame.columns:
-        return None
-    found = number_at(frame, measure, column)
-    return None if math.isnan(found) else found
 
 
 def spoken(correlations: pd.DataFrame) -> str | None:
@@ -134,42 +42,45 @@ def spoken(correlations: pd.DataFrame) -> str | None:
     return next((name for name in _SPOKEN if name in correlations.columns), None)
 
 
-def correlation_text(correlations: pd.DataFrame | None, row: Any) -> str:
-    """The correlations of a row in one line, as the title of a panel.
+def correlation_text(correlations: pd.DataFrame | None, row: Any, *, log: bool) -> str:
+    """The correlations of a row, one per line, as the title of a panel.
 
     Args:
         correlations: One row per measure, or per measure and layer.
         row: Which.
+        log: Whether the panel shows the measure on a logarithmic axis.
 
     Returns:
-        The text, empty where there is none.
+        Pearson's on the shown scale, and Spearman's; empty where there is none.
     """
     if correlations is None:
         return ""
-    names = [name for name in ("pearson", "spearman") if name in correlations.columns]
-    names = names or [name for name in COEFFICIENTS if name in correlations.columns]
-    found = [(COEFFICIENTS[name], coefficient(correlations, row, name)) for name in names]
+    straight = ("pearson_log", "pearson") if log else ("pearson",)
+    names = [next((n for n in straight if n in correlations.columns), ""), "spearman"]
+    if not any(name in correlations.columns for name in names):
+        names = ["kendall"]
+    found = [(COEFFICIENTS[n], coefficient(correlations, row, n)) for n in names if n]
     return "\n".join(f"{name} {item.text}" for name, item in found if item is not None)
 
 
 @dataclass(frozen=True)
-class CorrelationRow:
-    """One measure and how it goes with the target.
+class MeasureRow:
+    """One measure and its statistics.
 
     Attributes:
         measure: Its name.
-        cells: By column of the coefficient.
-        count: How many networks it comes from, None where that is not told.
+        cells: By column.
+        count: How many networks they come from, None where that is not told.
         footnotes: Numbers of the notes on it.
     """
 
     measure: str
-    cells: dict[str, Coefficient | None]
+    cells: dict[str, Cell]
     count: Number | None
     footnotes: list[int]
 
 
-def correlation_rows(correlations: pd.DataFrame, notes: Sequence[str]) -> list[CorrelationRow]:
+def correlation_rows(correlations: pd.DataFrame, notes: Sequence[str]) -> list[MeasureRow]:
     """The rows of the table of correlations.
 
     Args:
@@ -180,33 +91,62 @@ def correlation_rows(correlations: pd.DataFrame, notes: Sequence[str]) -> list[C
         The rows.
     """
     shown = [name for name in COEFFICIENTS if name in correlations.columns]
-    found = []
-    for measure in correlations.index:
-        cells = {name: coefficient(correlations, measure, name) for name in shown}
-        count = None
-        if "count" in correlations.columns:
-            value = number_at(correlations, measure, "count")
-            count = number(value, f"{value:.0f}")
-        told = note_of(correlations, measure)
-        footnotes = [1 + notes.index(told)] if told else []
-        found.append(CorrelationRow(str(measure), cells, count, footnotes))
-    return found
+    return [_row(correlations, measure, shown, notes) for measure in correlations.index]
 
 
-def note_of(correlations: pd.DataFrame, measure: Any) -> str:
-    """The note on a row, empty where there is none."""
-    if "notes" not in correlations.columns:
+def other_rows(correlations: pd.DataFrame) -> list[MeasureRow]:
+    """What else is known: within cells, information, with confounders held still.
+
+    Args:
+        correlations: One row per measure.
+
+    Returns:
+        The rows, none where there are no other columns.
+    """
+    known = {*COEFFICIENTS, "count", "notes"}
+    known |= {name + end for name in COEFFICIENTS for end in ENDS}
+    shown = [name for name in folded(correlations) if name not in known]
+    if not shown:
+        return []
+    return [_row(correlations, measure, shown, ()) for measure in correlations.index]
+
+
+def _row(
+    frame: pd.DataFrame, measure: Any, columns: Sequence[str], notes: Sequence[str]
+) -> MeasureRow:
+    cells = {name: _cell(frame, measure, name) for name in columns}
+    count = None
+    if "count" in frame.columns:
+        value = number_at(frame, measure, "count")
+        count = number(value, f"{value:.0f}")
+    told = note_of(frame, measure)
+    footnotes = [1 + notes.index(told)] if told in notes else []
+    return MeasureRow(str(measure), cells, count, footnotes)
+
+
+def _cell(frame: pd.DataFrame, row: Any, column: str) -> Cell:
+    """A coefficient where it is one or has an interval, else what stands there."""
+    if column in COEFFICIENTS or all(column + end in frame.columns for end in ENDS):
+        return coefficient(frame, row, column)
+    return cell(frame.at[row, column]) or None
+
+
+def note_of(frame: pd.DataFrame, row: Any) -> str:
+    """The note on a row, empty where there is none.
+
+    Args:
+        frame: Any frame of statistics.
+        row: Which row.
+
+    Returns:
+        The note.
+    """
+    if "notes" not in frame.columns:
         return ""
-    told: Any = correlations.at[measure, "notes"]
+    told: Any = frame.at[row, "notes"]
     if isinstance(told, (list, tuple)):
         return "; ".join(str(part) for part in told)
     return told.strip() if isinstance(told, str) else ""
-
-
-def other_columns(correlations: pd.DataFrame) -> list[str]:
-    """What else the frame tells: within cells, information, with other things held still."""
-    shown = {f"{name}{end}" for name in COEFFICIENTS for end in ("", "_low", "_high")}
-    return [str(c) for c in correlations.columns if c not in shown | {"count", "notes"}]
 
 
 @dataclass(frozen=True)
@@ -227,7 +167,7 @@ class ChangeRow:
     after: Coefficient | None
     how: str
     word: str
-    others: dict[str, Number | None]
+    others: dict[str, Cell]
 
 
 def change_rows(before_after: pd.DataFrame) -> list[ChangeRow]:
@@ -240,27 +180,18 @@ def change_rows(before_after: pd.DataFrame) -> list[ChangeRow]:
     Returns:
         The rows.
     """
-    ends = {f"{time}{end}" for time in ("before", "after") for end in ("", "_low", "_high")}
-    others = [str(c) for c in before_after.columns if c not in ends and _numeric(before_after[c])]
+    shown = [c for c in folded(before_after) if c not in ("before", "after", "count", "notes")]
     found = []
     for measure in before_after.index:
         before, after = (coefficient(before_after, measure, time) for time in ("before", "after"))
-        rest = {c: _other(number_at(before_after, measure, c)) for c in others}
+        rest = {c: _cell(before_after, measure, c) for c in shown}
         found.append(ChangeRow(str(measure), before, after, *_became(before, after), rest))
     return found
 
 
-def _numeric(column: Any) -> bool:
-    return column.dtype.kind in "fiu"
-
-
-def _other(value: float) -> Number | None:
-    return None if math.isnan(value) else number(value, f"{value:.3g}")
-
-
 def _became(before: Coefficient | None, after: Coefficient | None) -> tuple[str, str]:
     """What became of a correlation: how, and in words."""
-    if before is None or after is None or math.isnan(before.value) or math.isnan(after.value):
+    if before is None or after is None or not (before.known and after.known):
         return "unknown", "cannot be told"
     change = after.value - before.value
     if abs(change) < SAME:
@@ -268,3 +199,25 @@ def _became(before: Coefficient | None, after: Coefficient | None) -> tuple[str,
     if before.follows and after.follows is False:
         return "apart", "falls apart"
     return "moved", f"{'lower' if change < 0 else 'higher'} by {abs(change):.2f}"
+
+
+def change_kind(before_after: pd.DataFrame | None, correlations: pd.DataFrame) -> str:
+    """Which coefficient was compared before and after, found by its values.
+
+    Args:
+        before_after: One row per measure.
+        correlations: One row per measure.
+
+    Returns:
+        Its name, or "correlation" where none of those that are known has these values.
+    """
+    if before_after is None or "before" not in before_after.columns:
+        return "correlation"
+    both = [name for name in before_after.index if name in correlations.index]
+    first = before_after.loc[both, "before"].astype(float)
+    for name in COEFFICIENTS:
+        if both and name in correlations.columns:
+            other = correlations.loc[both, name].astype(float)
+            if (((first - other).abs() < 1e-9) | (first.isna() & other.isna())).all():
+                return COEFFICIENTS[name]
+    return "correlation"

@@ -21,10 +21,11 @@ from flatgauge.report.rendering import check_drawable, choice_contents, drawn_co
 from flatgauge.report.study_headline import study_headline
 from flatgauge.report.study_numbers import (
     COEFFICIENTS,
+    change_kind,
     change_rows,
     correlation_rows,
     note_of,
-    other_columns,
+    other_rows,
 )
 from flatgauge.report.study_pictures import (
     COUNTED,
@@ -102,9 +103,10 @@ def write_study_page(
     check_drawable(pictures)
     points = Points(frame, target, colour)
     changes = [] if before_after is None else change_rows(before_after)
-    warned = _caveats(points, correlations, left_out, caveats)
+    kind = change_kind(before_after, correlations)
+    warned = _caveats(points, [correlations, before_after], left_out, caveats)
     scatter = measure_choices(points, measures, correlations)
-    pairs = [] if rescaled is None else pair_choices(points, rescaled, measures, changes)
+    pairs = [] if rescaled is None else pair_choices(points, rescaled, measures, changes, kind)
     grids = [] if layers is None else layer_grids(points, layers, layer_correlations)
     shown = [*correlations.columns, *([] if before_after is None else before_after.columns)]
     page: dict[str, Any] = {
@@ -117,12 +119,13 @@ def write_study_page(
         "caveats": warned,
         "correlations": correlation_rows(correlations, [note.text for note in warned.notes]),
         "coefficients": {k: v for k, v in COEFFICIENTS.items() if k in correlations.columns},
-        "others": _others(correlations),
+        "others": other_rows(correlations),
         "changes": changes,
+        "change_kind": kind,
         "scatter": [choice_contents(item) for item in scatter],
         "pairs": [choice_contents(item) for item in pairs],
         "grids": [choice_contents(item) for item in grids],
-        "tables": [_named(number, item) for number, item in enumerate(tables)],
+        "tables": [_named(item) for item in tables],
         "pictures": [drawn_contents(item) for item in pictures],
         "runs": _runs(points, measures, factors),
         "constant": _constant(frame, [target, *measures]),
@@ -189,7 +192,10 @@ def _check(
 
 
 def _caveats(
-    points: Points, correlations: pd.DataFrame, left_out: Sequence[str], caveats: Sequence[str]
+    points: Points,
+    statistics: Sequence[pd.DataFrame | None],
+    left_out: Sequence[str],
+    caveats: Sequence[str],
 ) -> Caveats:
     """What a reader must know: runs left out, few networks, and notes on single measures."""
     told = []
@@ -199,37 +205,25 @@ def _caveats(
         if len(states):
             parts = ", ".join(f"{count} {state}" for state, count in states.items())
             total = len(points.frame)
-            told.append(f"{total - counted} of {total} networks are not counted: {parts}.")
+            verb = "is" if total - counted == 1 else "are"
+            told.append(f"{total - counted} of {total} networks {verb} not counted: {parts}.")
     told += list(left_out)
     if counted < FEW:
         told.append(f"Only {counted} networks are counted: the intervals are wide, and rough.")
     told += list(caveats)
-    notes: dict[str, list[str]] = {}
-    for measure in correlations.index:
-        text = note_of(correlations, measure)
-        if text:
-            notes.setdefault(text, []).append(str(measure))
+    notes: dict[str, dict[str, None]] = {}
+    for frame in (item for item in statistics if item is not None):
+        for measure in frame.index:
+            text = note_of(frame, measure)
+            if text:
+                notes.setdefault(text, {})[str(measure)] = None
     return Caveats(
         [Caveat(text, ()) for text in dict.fromkeys(told)],
         [Caveat(text, tuple(holders)) for text, holders in notes.items()],
     )
 
 
-def _others(correlations: pd.DataFrame) -> FrameTable | None:
-    """What the frame of correlations tells beside the three coefficients."""
-    columns = other_columns(correlations)
-    if not columns:
-        return None
-    return frame_table(
-        correlations.rename_axis("measure"),
-        key="correlations",
-        caption="Within cells where one factor varies, information that is left when factors are "
-        "known, and correlations with a possible confounder held still.",
-        columns=columns,
-    )
-
-
-def _named(number: int, item: NamedTable) -> FrameTable:
+def _named(item: NamedTable) -> FrameTable:
     return frame_table(item.frame, key=item.title, title=item.title, caption=item.caption)
 
 

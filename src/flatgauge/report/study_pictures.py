@@ -10,8 +10,9 @@ import numpy as np
 
 from flatgauge.drawing.cloud import Cloud
 from flatgauge.drawing.scatter import figure, pairs_figure, panels_figure
+from flatgauge.report.coefficient import coefficient
 from flatgauge.report.layer_bars import Choice, labelled_axis
-from flatgauge.report.study_numbers import ChangeRow, coefficient, correlation_text, spoken
+from flatgauge.report.study_numbers import ChangeRow, correlation_text, spoken
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -83,12 +84,10 @@ def measure_choices(
     Returns:
         The pictures.
     """
-    clouds = {
-        name: points.cloud(
-            points.frame[name], labelled_axis(name), correlation_text(correlations, name)
-        )
-        for name in measures
-    }
+    clouds = {}
+    for name in measures:
+        cloud = points.cloud(points.frame[name], labelled_axis(name), "")
+        clouds[name] = replace(cloud, title=correlation_text(correlations, name, log=cloud.log))
     found = [_choice(name, figure(cloud)) for name, cloud in clouds.items()]
     if len(measures) == 1:
         return found
@@ -113,7 +112,11 @@ def _strongest(measures: Sequence[str], correlations: pd.DataFrame) -> tuple[lis
 
 
 def pair_choices(
-    points: Points, rescaled: pd.DataFrame, measures: Sequence[str], changes: Sequence[ChangeRow]
+    points: Points,
+    rescaled: pd.DataFrame,
+    measures: Sequence[str],
+    changes: Sequence[ChangeRow],
+    kind: str,
 ) -> list[Choice]:
     """Pairs of scatter plots to choose from: as trained, and after a random rescaling.
 
@@ -122,6 +125,7 @@ def pair_choices(
         rescaled: The same networks after the rescaling.
         measures: Columns of both frames.
         changes: What the rescaling did to the correlations, for the titles.
+        kind: Which correlation that is.
 
     Returns:
         The pictures; first one that falls apart beside one that does not, where there are both.
@@ -133,7 +137,7 @@ def pair_choices(
             continue
         row = rows.get(name)
         times = (row.before, row.after) if row else (None, None)
-        titles = [time.text if time is not None else "" for time in times]
+        titles = [f"{kind} {time.text}" if time is not None else "" for time in times]
         pairs[name] = (
             points.cloud(points.frame[name], labelled_axis(name), titles[0]),
             points.cloud(rescaled[name], labelled_axis(name), titles[1]),
@@ -176,9 +180,9 @@ def layer_grids(
         clouds = []
         for layer in names[-MOST_PANELS:]:
             values = rows[rows["layer"] == layer].set_index("run")["value"]
-            told = correlation_text(correlations, (measure, layer))
-            title = f"{layer}\n{told}" if told else str(layer)
-            clouds.append(points.cloud(values, str(measure), title))
+            cloud = points.cloud(values, str(measure), "")
+            told = correlation_text(correlations, (measure, layer), log=cloud.log)
+            clouds.append(replace(cloud, title=f"{layer}\n{told}" if told else str(layer)))
         found.append(_choice(str(measure), panels_figure(clouds), note))
     return found
 

@@ -11,6 +11,10 @@ _WORDS = {
         "How well a straight line tells the target from the measure: 1 exactly and rising, 0 not "
         "at all, −1 exactly and falling. One extreme network can make or break it.",
     ),
+    "pearson_log": (
+        "Pearson (log)",
+        "The same with the logarithm of the measure: a straight line on a logarithmic axis.",
+    ),
     "spearman": (
         "Spearman",
         "Pearson's correlation of the ranks: whether the order of the networks is the same, "
@@ -38,6 +42,15 @@ _WORDS = {
         "What a measure that knows nothing would score here: few networks give a number above 0 "
         "by luck. Compare the information with it.",
     ),
+    "information_chance_high": (
+        "information by chance, high",
+        "What such a measure exceeds in one of twenty cases only.",
+    ),
+    "sign_error_mean": (
+        "sign error",
+        "How often the measure orders two networks wrongly that differ in one setting only: 0 "
+        "never, 0.5 as a coin does. The mean over pairs of settings, and the worst of them.",
+    ),
     "partial": (
         "partial",
         "The correlation that is left when a possible confounder (in brackets) is held still. If "
@@ -48,8 +61,17 @@ _WORDS = {
         "The correlation of the networks as trained, and after each was randomly rescaled: units "
         "are scaled up on one side and down on the other, so that no output changes.",
     ),
+    "lost": (
+        "lost",
+        "How much of the correlation the rescaling took away, with its interval.",
+    ),
     "self_rank": (
-        "rank with itself",
+        "self rank",
+        "The rank correlation of a measure with itself across the rescaling. 1: the order of the "
+        "networks stayed; a measure that does not depend on how a network is written has 1.",
+    ),
+    "itself": (
+        "itself",
         "The rank correlation of a measure with itself across the rescaling. 1: the order of the "
         "networks stayed; a measure that does not depend on how a network is written has 1.",
     ),
