@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import numpy as np
@@ -110,7 +111,7 @@ def correlation_frame(frame: pd.DataFrame, values: pd.DataFrame | None = None) -
     for name in MEASURES:
         pair = pd.DataFrame({"x": values[name], "y": kept["accuracy_gap"]})
         row: dict[str, object] = {}
-        again = [pair.iloc[draw.integers(len(pair), size=len(pair))] for _ in range(50)]
+        again = [pair.iloc[draw.integers(len(pair), size=len(pair))] for _ in range(20)]
         for method in ("pearson", "pearson_log", "spearman", "kendall"):
             row[method] = _correlation(pair, method)
             drawn = [_correlation(part, method) for part in again]
@@ -119,8 +120,8 @@ def correlation_frame(frame: pd.DataFrame, values: pd.DataFrame | None = None) -
         row |= {"granulated[batch]": 0.2, "granulated[init]": 0.5}
         row |= {"information": 0.12, "information_chance": 0.03, "information_chance_high": 0.08}
         for confounder in ("norm", "train_loss"):
-            name = f"partial[{confounder}]"
-            row |= {name: 0.3, f"{name}_low": -0.1, f"{name}_high": 0.6}
+            partial = f"partial[{confounder}]"
+            row |= {partial: 0.3, f"{partial}_low": -0.1, f"{partial}_high": 0.6}
         row |= {"partial[rate]": math.nan, "count": len(pair), "notes": ""}
         rows[name] = row
     found = pd.DataFrame.from_dict(rows, orient="index").rename_axis("measure")
@@ -168,6 +169,7 @@ def published() -> pd.DataFrame:
     return found.rename_axis("measure")
 
 
+@functools.cache
 def whole_study() -> dict[str, object]:
     """Everything that a page can show."""
     frame = study_frame()

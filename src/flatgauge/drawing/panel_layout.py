@@ -14,6 +14,18 @@ from flatgauge.drawing.colours import HEIGHTS
 _PANEL, _LINE, _BELOW, _BAR = 220, 17, 62, 58
 
 
+#: Between columns, as a part of the width.
+_GAP = 0.035
+
+_SMALL = {"size": 12}
+_LINES: dict[str, Any] = {
+    "gridcolor": "rgba(128,128,128,0.25)",
+    "zeroline": False,
+    "automargin": True,
+    "tickfont": {"size": 11},
+}
+
+
 def good_columns(count: int) -> int:
     """How many panels stand beside each other: three at most, so that they can be read.
 
@@ -31,56 +43,73 @@ def good_columns(count: int) -> int:
 
 
 def panel_layout(clouds: Sequence[Cloud], key: Key, columns: int) -> dict[str, Any]:
-    """Axes, titles and height of panels in so many columns."""
+    """Axes, titles, legend and height of panels in so many columns.
+
+    Args:
+        clouds: The points of every panel, row by row.
+        key: Of the picture.
+        columns: How many panels stand beside each other.
+
+    Returns:
+        That part of a plotly layout.
+    """
     rows = math.ceil(len(clouds) / columns)
     head = 8 + _LINE * max(len(cloud.title.split("\n")) if cloud.title else 0 for cloud in clouds)
     step = _PANEL + _BELOW + head
     inner = rows * step - _BELOW - head
     top, bottom = head + 34, _BELOW + (_BAR if key.smooth else 0)
-    grid = {"gridcolor": "rgba(128,128,128,0.25)", "zeroline": False, "automargin": True}
-    small = {"size": 12}
+    wide, ends = (1 - _GAP * (columns - 1)) / columns, y_limits(clouds)
     layout: dict[str, Any] = {"annotations": []}
     for number, cloud in enumerate(clouds):
         row, column = divmod(number, columns)
-        wide = (1 - 0.035 * (columns - 1)) / columns
-        left, ceiling = column * (wide + 0.035), 1 - row * step / inner
-        floor = max(ceiling - _PANEL / inner, 0.0)
-        label = plain_text(cloud.axis_label).replace("\n", "<br>")
+        left, ceiling = column * (wide + _GAP), 1 - row * step / inner
+        domains = [left, min(left + wide, 1.0)], [max(ceiling - _PANEL / inner, 0.0), ceiling]
         name = str(number + 1) if number else ""  # As plotly counts: xaxis, xaxis2, ...
-        layout[f"xaxis{name}"] = grid | {
-            "domain": [left, min(left + wide, 1.0)],
-            "anchor": f"y{name}",
-            "type": "log" if cloud.log else "linear",
-            "range": list(x_limits(cloud)),
-            "title": {"text": label, "font": small, "standoff": 6},
-            "tickfont": {"size": 11},
-            **_ticks(cloud),
-            "exponentformat": "power",
-        }
-        layout[f"yaxis{name}"] = grid | {
-            "domain": [floor, ceiling],
-            "anchor": f"x{name}",
-            "range": list(y_limits(clouds)),
-            "showticklabels": column == 0,
-            "title": {"text": plain_text(cloud.target) if column == 0 else "", "font": small},
-            "tickfont": {"size": 11},
-        }
+        layout[f"xaxis{name}"] = _across(cloud) | {"domain": domains[0], "anchor": f"y{name}"}
+        upwards = _upwards(cloud.target, ends, told=column == 0)
+        layout[f"yaxis{name}"] = upwards | {"domain": domains[1], "anchor": f"x{name}"}
         if number:
             layout[f"yaxis{name}"]["matches"] = "y"
         layout["annotations"].append(_title(cloud, left, ceiling))
-    layout["legend"] = {
-        "orientation": "h",
-        "x": 0,
-        "y": 1 + head / inner,
-        "yanchor": "bottom",
-        "bgcolor": "rgba(0,0,0,0)",
-        "title": {"text": "" if key.smooth else plain_text(key.factor), "font": small},
-    }
+    layout["legend"] = _legend(key, 1 + head / inner)
     layout["margin"] = {"t": top, "b": bottom, "l": 60, "r": 16}
     layout["height"] = inner + top + bottom
     if key.smooth:
         layout["coloraxis"] = _colour_axis(key, -_BELOW / inner)
     return layout
+
+
+def _across(cloud: Cloud) -> dict[str, Any]:
+    """The horizontal axis of a panel."""
+    label = plain_text(cloud.axis_label).replace("\n", "<br>")
+    return _LINES | {
+        "type": "log" if cloud.log else "linear",
+        "range": list(x_limits(cloud)),
+        "title": {"text": label, "font": _SMALL, "standoff": 6},
+        "exponentformat": "power",
+        **_ticks(cloud),
+    }
+
+
+def _upwards(target: str, ends: tuple[float, float], *, told: bool) -> dict[str, Any]:
+    """The vertical axis, the same for all panels; told at the first of a row."""
+    return _LINES | {
+        "range": list(ends),
+        "showticklabels": told,
+        "title": {"text": plain_text(target) if told else "", "font": _SMALL},
+    }
+
+
+def _legend(key: Key, y: float) -> dict[str, Any]:
+    """One legend for all panels, above them."""
+    return {
+        "orientation": "h",
+        "x": 0,
+        "y": y,
+        "yanchor": "bottom",
+        "bgcolor": "rgba(0,0,0,0)",
+        "title": {"text": "" if key.smooth else plain_text(key.factor), "font": _SMALL},
+    }
 
 
 def _ticks(cloud: Cloud) -> dict[str, Any]:

@@ -94,7 +94,7 @@ def add_colour_bar(axes: Any, scale: Any, key: Key) -> None:
     bar.outline.set_visible(False)
 
 
-def panel_traces(cloud: Cloud, key: Key, generator: np.random.Generator) -> list[Any]:
+def panel_traces(cloud: Cloud, key: Key, generator: np.random.Generator) -> list[dict[str, Any]]:
     """What plotly draws of one panel.
 
     Args:
@@ -103,10 +103,8 @@ def panel_traces(cloud: Cloud, key: Key, generator: np.random.Generator) -> list
         generator: Source of randomness for the band.
 
     Returns:
-        Band, line, and the points of every group.
+        Band, line, and the points of every group; with a ``legendgroup`` where they have a name.
     """
-    import plotly.graph_objects as go
-
     found = _line_traces(cloud, generator)
     kept = cloud.there & cloud.counted
     look: dict[str, Any]
@@ -116,48 +114,36 @@ def panel_traces(cloud: Cloud, key: Key, generator: np.random.Generator) -> list
         chosen = kept & place
         shades = [key.place(number) for number in numbers[chosen]]
         look = size | {"color": shades, "coloraxis": "coloraxis"}
-        found.append(go.Scatter(**_points(cloud, chosen), marker=look, showlegend=False))
+        found.append(_points(cloud, chosen, "", look))
         kept = kept & ~place
     for number, level, chosen in _parts(cloud, key, kept):
         look = size | {"color": colour(number), "symbol": shape(number)[1]}
-        name = plain_text(level)
-        points = _points(cloud, chosen)
-        found.append(
-            go.Scatter(**points, marker=look, name=name, legendgroup=name, showlegend=bool(name))
-        )
+        found.append(_points(cloud, chosen, level, look))
     out = cloud.there & ~cloud.counted
     if out.any():
         look = {"size": 8, "color": GREY, "symbol": "circle-open", "line": {"width": 1.2}}
-        name = plain_text(cloud.left_out)
-        points = _points(cloud, out)
-        found.append(go.Scatter(**points, marker=look, name=name, legendgroup=name))
+        found.append(_points(cloud, out, cloud.left_out, look))
     return found
 
 
-def _line_traces(cloud: Cloud, generator: np.random.Generator) -> list[Any]:
-    import plotly.graph_objects as go
-
+def _line_traces(cloud: Cloud, generator: np.random.Generator) -> list[dict[str, Any]]:
     line = line_through(cloud, generator=generator)
     if line is None:
         return []
-    band = go.Scatter(
-        x=np.concatenate([line.x, line.x[::-1]]).tolist(),
-        y=np.concatenate([line.high, line.low[::-1]]).tolist(),
-        mode="lines",
-        fill="toself",
-        fillcolor="rgba(128,128,128,0.2)",
-        line={"width": 0},
-    )
-    middle = go.Scatter(
-        x=line.x.tolist(), y=line.y.tolist(), mode="lines", line={"color": GREY, "width": 1.8}
-    )
-    for trace in (band, middle):
-        trace.update(hoverinfo="skip", showlegend=False)
-    return [band, middle]
+    quiet = {"type": "scatter", "mode": "lines", "hoverinfo": "skip", "showlegend": False}
+    band = quiet | {
+        "x": np.concatenate([line.x, line.x[::-1]]).tolist(),
+        "y": np.concatenate([line.high, line.low[::-1]]).tolist(),
+        "fill": "toself",
+        "fillcolor": "rgba(128,128,128,0.2)",
+        "line": {"width": 0},
+    }
+    look = {"color": GREY, "width": 1.8}
+    return [band, quiet | {"x": line.x.tolist(), "y": line.y.tolist(), "line": look}]
 
 
-def _points(cloud: Cloud, chosen: Any) -> dict[str, Any]:
-    """Points with what is told of each where one points at it."""
+def _points(cloud: Cloud, chosen: Any, name: str, look: dict[str, Any]) -> dict[str, Any]:
+    """Points of a group, with what is told of each where one points at it."""
     places = np.flatnonzero(chosen)
     told = []
     for place in places:
@@ -166,7 +152,13 @@ def _points(cloud: Cloud, chosen: Any) -> dict[str, Any]:
             lines.append(f"{cloud.factor}: {level_text(cloud.groups[place])}")
         told.append("<br>".join(plain_text(line) for line in lines))
     x, y = plain_text(cloud.label), plain_text(cloud.target)
+    title = plain_text(name)
     return {
+        "type": "scatter",
+        "name": title,
+        "legendgroup": title,
+        "showlegend": bool(title),
+        "marker": look,
         "x": cloud.x[places].tolist(),
         "y": cloud.y[places].tolist(),
         "text": told,

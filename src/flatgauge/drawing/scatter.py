@@ -140,24 +140,24 @@ def panels_figure(clouds: Sequence[Cloud], *, columns: int | None = None, seed: 
     _check(clouds)
     columns = columns or good_columns(len(clouds))
     key, generator = key_of(clouds), np.random.default_rng(seed)
-    found = go.Figure()
     seen: set[str] = set()
+    traces = []
     for number, cloud in enumerate(clouds):
         for trace in panel_traces(cloud, key, generator):
-            if trace.legendgroup:
-                trace.showlegend = trace.legendgroup not in seen
-                seen.add(trace.legendgroup)
-            trace.update(xaxis=f"x{number + 1}", yaxis=f"y{number + 1}")
-            found.add_trace(trace)
-    found.update_layout(
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
-        hovermode="closest",
-        showlegend=bool(seen - {""}),
-        meta={"narrow": panel_layout(clouds, key, 1)} if columns > 1 else None,
-        **panel_layout(clouds, key, columns),
-    )
-    return found
+            group = trace.get("legendgroup")
+            if group:
+                trace["showlegend"] = group not in seen
+                seen.add(group)
+            traces.append(trace | {"xaxis": f"x{number + 1}", "yaxis": f"y{number + 1}"})
+    layout = panel_layout(clouds, key, columns) | {
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "hovermode": "closest",
+        "showlegend": bool(seen),
+    }
+    if columns > 1:
+        layout["meta"] = {"narrow": panel_layout(clouds, key, 1)}
+    return go.Figure({"data": traces, "layout": layout})
 
 
 def plot_pairs(pairs: Sequence[tuple[Cloud, Cloud]], *, seed: int = 0) -> Figure:

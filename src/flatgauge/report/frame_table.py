@@ -96,7 +96,7 @@ def cell(value: Any) -> Number | str:
         return number(whole, f"{whole}")
     if isinstance(value, Real):
         real = float(value)
-        return "" if real != real else number(real, f"{real:.4g}")
+        return "" if real != real else number(real, f"{real:.5g}")
     text = str(value)
     return "" if text in ("<NA>", "NaT") else text
 

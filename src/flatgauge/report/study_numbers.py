@@ -118,7 +118,7 @@ def _row(
     count = None
     if "count" in frame.columns:
         value = number_at(frame, measure, "count")
-        count = number(value, f"{value:.0f}")
+        count = number(value, "—" if value != value else f"{value:.0f}")
     told = note_of(frame, measure)
     footnotes = [1 + notes.index(told)] if told in notes else []
     return MeasureRow(str(measure), cells, count, footnotes)
@@ -215,8 +215,8 @@ def change_kind(before_after: pd.DataFrame | None, correlations: pd.DataFrame) -
         return "correlation"
     both = [name for name in before_after.index if name in correlations.index]
     first = before_after.loc[both, "before"].astype(float)
-    for name in COEFFICIENTS:
-        if both and name in correlations.columns:
+    for name in COEFFICIENTS if first.notna().any() else ():
+        if name in correlations.columns:
             other = correlations.loc[both, name].astype(float)
             if (((first - other).abs() < 1e-9) | (first.isna() & other.isna())).all():
                 return COEFFICIENTS[name]
