@@ -3,64 +3,20 @@
 from __future__ import annotations
 
 import json
-import shutil
 
 import pytest
+from browsing import Loaded, browsing, column, luminance, needs_browser, until
 from pages import CURVE, EVIL, PLANE, SOLID, odd, two_ways
 
 from flatgauge.report.page import write_page
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-
-BROWSER = next(
-    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-)
-
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="there is no chromium on the path")
-
-FLAGS = [
-    *("--headless", "--no-sandbox", "--disable-gpu", "--enable-unsafe-swiftshader"),
-    *("--disable-background-networking", "--disable-component-update", "--disable-sync"),
-    "--no-first-run",
-]
-
-
-def until(page, expression):
-    """Wait for something to be true; playwright's own way needs what the page forbids."""
-    for _ in range(200):
-        if page.evaluate(expression):
-            return
-        page.wait_for_timeout(50)
-    raise AssertionError(f"never true: {expression}")
-
-
-class Loaded:
-    """A page in a browser, and everything it complained about or asked for."""
-
-    def __init__(self, browser, path, **options):
-        self.page = browser.new_page(**options)
-        self.errors: list[str] = []
-        self.requests: list[str] = []
-        self.page.on("console", self._said)
-        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.page.on("dialog", lambda dialog: (self.errors.append("dialog"), dialog.dismiss()))
-        self.page.on("requestfailed", lambda request: self.errors.append(request.url))
-        self.page.on("request", lambda request: self.requests.append(request.url))
-        self.page.goto(path.as_uri())
-        self.page.wait_for_selector("html[data-ready]")
-        until(self.page, "[...document.querySelectorAll('.plot')].every(plot => plot._fullLayout)")
-
-    def _said(self, message):
-        if message.type == "error":
-            self.errors.append(message.text)
+pytestmark = needs_browser
 
 
 @pytest.fixture(scope="module")
 def browser():
-    with playwright.sync_playwright() as run:
-        found = run.chromium.launch(executable_path=BROWSER, args=FLAGS)
+    with browsing() as found:
         yield found
-        found.close()
 
 
 @pytest.fixture(scope="module")
@@ -90,12 +46,6 @@ def strange(browser, tmp_path_factory):
         tmp_path_factory.mktemp("odd") / "odd.html", name=EVIL, remarks=[EVIL]
     )
     return Loaded(browser, path, color_scheme="dark", viewport={"width": 380, "height": 800})
-
-
-def luminance(page):
-    colour = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    red, green, blue = (int(part) for part in colour[4:-1].split(","))
-    return (0.2126 * red + 0.7152 * green + 0.0722 * blue) / 255
 
 
 def test_nothing_is_wrong_and_nothing_is_asked_for(loaded, strange):
@@ -142,14 +92,6 @@ def test_numbers_in_the_page_are_those_of_the_json_and_of_the_reports(loaded):
     for name, report in reports.items():
         for measure in report:
             assert {(name, measure, f) for f in ("value", "matvecs", "seconds")} <= seen
-
-
-def column(page, table, index):
-    return page.evaluate(
-        """([table, index]) => [...document.querySelector(table).tBodies[0].rows].map(
-             row => row.cells[index].dataset.value ?? row.cells[index].textContent.trim())""",
-        [table, index],
-    )
 
 
 def test_tables_sort_by_click_and_by_key(loaded):

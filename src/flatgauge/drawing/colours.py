@@ -16,6 +16,18 @@ _DASHES: tuple[tuple[Any, str], ...] = (
     ((0, (1, 1.5)), "dot"),
 )
 
+#: Shapes of points, for matplotlib and plotly. One more than there are colours, so that things
+#: beyond the sixth still differ from all before them.
+_SHAPES = (
+    ("o", "circle"),
+    ("s", "square"),
+    ("^", "triangle-up"),
+    ("D", "diamond"),
+    ("v", "triangle-down"),
+    ("X", "x"),
+    ("P", "cross"),
+)
+
 #: For heights; perceptually even.
 HEIGHTS = "viridis"
 
@@ -42,3 +54,15 @@ def dashes(number: int) -> tuple[Any, str]:
         For matplotlib, and for plotly.
     """
     return _DASHES[number % len(_DASHES)]
+
+
+def shape(number: int) -> tuple[str, str]:
+    """The shape of the points of the n-th thing that is compared.
+
+    Args:
+        number: Which one, from 0.
+
+    Returns:
+        For matplotlib, and for plotly.
+    """
+    return _SHAPES[number % len(_SHAPES)]

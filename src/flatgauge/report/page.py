@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from flatgauge.measures import GROUPS
-from flatgauge.report.caveats import caveats_of, shortened
+from flatgauge.report.caveats import caveats_of
 from flatgauge.report.certificate import Certificate
 from flatgauge.report.certificate_view import VERDICTS, certificate_view
 from flatgauge.report.drawable import Drawable
 from flatgauge.report.gauge_view import gauge_contents, gauge_view
 from flatgauge.report.glossary import glossary_of
 from flatgauge.report.headline import headline_of
-from flatgauge.report.layer_bars import Choice, layer_choices, unit_choices
+from flatgauge.report.layer_bars import layer_choices, unit_choices
 from flatgauge.report.number import MARKS
 from flatgauge.report.number_table import number_tables
 from flatgauge.report.provenance import provenance_of
+from flatgauge.report.rendering import (
+    check_drawable,
+    choice_contents,
+    drawn_contents,
+    rendered,
+)
 from flatgauge.writing import write_whole
 
 if TYPE_CHECKING:
     from flatgauge.report.report import Report
     from flatgauge.symmetry import GaugeGroup
-
-#: What the page may load: nothing from anywhere, and no script but its own two.
-_POLICY = (
-    "default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data: blob:; "
-    "font-src data:; worker-src blob:; base-uri 'none'; form-action 'none'"
-)
 
 
 def write_page(
@@ -88,27 +84,26 @@ def write_page(
     measured += [row.measure for found in certificates.values() for row in found.rows]
     page = {
         "title": contents["title"],
-        "version": metadata.version("flatgauge"),
         "command": command,
         "remarks": list(remarks),
         "headline": headline_of(reports, rewritten, certificates),
         "caveats": caveats,
         "tables": number_tables(reports, caveats),
-        "layers": [_choice(choice) for choice in layer_choices(reports)],
-        "units": [_choice(choice) for choice in unit_choices(reports)],
+        "layers": [choice_contents(choice) for choice in layer_choices(reports)],
+        "units": [choice_contents(choice) for choice in unit_choices(reports)],
         "certificates": [certificate_view(name, found) for name, found in certificates.items()],
         "gauges": [gauge_view(name, gauge) for name, gauge in gauges.items()],
-        "spectra": [_drawn(drawn) for drawn in spectra],
-        "landscapes": [_drawn(drawn) for drawn in landscapes],
+        "spectra": [drawn_contents(drawn) for drawn in spectra],
+        "landscapes": [drawn_contents(drawn) for drawn in landscapes],
         "provenance": provenance_of(reports),
         "models": list(reports),
         "glossary": glossary_of(measured),
         "groups": GROUPS,
         "marks": MARKS,
         "verdicts": VERDICTS,
-        "contents": _in_script(json.dumps(contents, ensure_ascii=False, allow_nan=False)),
     }
-    return write_whole(path, _rendered(page))
+    drawn = any(page[key] for key in ("layers", "units", "spectra", "landscapes"))
+    return write_whole(path, rendered("page.html", page, contents, drawn=drawn))
 
 
 def _check(
@@ -135,79 +130,4 @@ def _check(
             f"`rewritten` names {', '.join(map(repr, missing))}, but the reports are "
             f"{', '.join(map(repr, reports))}; it maps the name of one report to that of another."
         )
-    for item in drawn:
-        if not isinstance(item, Drawable):
-            raise TypeError(
-                f"a {type(item).__name__} cannot be drawn; it needs `title`, `caption`, `notes`, "
-                "`figure()` and `to_dict()`, as a Landscape or a Spectrum has."
-            )
-
-
-def _choice(choice: Choice) -> dict[str, Any]:
-    """One of several pictures, for the template."""
-    figure = _in_script(choice.figure.to_json())
-    return {
-        "name": choice.name,
-        "note": choice.note,
-        "positive": choice.positive,
-        "wide": choice.wide,
-        "figure": figure,
-    }
-
-
-def _drawn(item: Drawable) -> dict[str, Any]:
-    """A picture with its words, for the template."""
-    return {
-        "title": item.title,
-        "caption": item.caption,
-        "notes": list(item.notes),
-        "figure": _in_script(item.figure().to_json()),
-    }
-
-
-def _in_script(text: str) -> Any:
-    """JSON that can stand in a script element: nothing in it can end the element."""
-    from markupsafe import Markup
-
-    return Markup(text.replace("<", "\\u003c").replace("\u2028", "\\u2028"))
-
-
-def _rendered(page: dict[str, Any]) -> str:
-    """Fill the template."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-    from markupsafe import Markup
-    from plotly.offline import get_plotlyjs
-
-    environment = Environment(
-        loader=PackageLoader("flatgauge.report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters["shortened"] = shortened
-    environment.filters["breakable"] = _breakable
-    environment.tests["number"] = lambda value: hasattr(value, "full")
-    drawn = any(page[key] for key in ("layers", "units", "spectra", "landscapes"))
-    templates = Path(__file__).parent / "templates"
-    own = (templates / "page.js").read_text(encoding="utf-8")
-    # A browser reads every end of a line as "\n", and takes the digest of that.
-    library = get_plotlyjs().replace("\r\n", "\n").replace("\r", "\n") if drawn else ""
-    scripts = [text for text in (library, own) if text]
-    return environment.get_template("page.html").render(
-        page,
-        style=Markup((templates / "style.css").read_text(encoding="utf-8")),
-        scripts=[Markup(text) for text in scripts],
-        policy=_POLICY.format(scripts=" ".join(f"'sha256-{_digest(text)}'" for text in scripts)),
-    )
-
-
-def _breakable(name: str) -> Any:
-    """A name that may be broken after its underscores."""
-    from markupsafe import Markup, escape
-
-    return Markup(escape(name).replace("_", Markup("_<wbr>")))
-
-
-def _digest(text: str) -> str:
-    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+    check_drawable(drawn)

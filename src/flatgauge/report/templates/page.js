@@ -35,10 +35,12 @@
 
   const options = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["lasso2d", "select2d"] };
   const plots = [...document.querySelectorAll(".plot")];
+  const narrow = matchMedia("(max-width: 640px)"); // Panels stand in one column.
 
   function draw(plot, text, log) {
     const figure = JSON.parse(text);
     figure.layout.template = template();
+    if (narrow.matches) Object.assign(figure.layout, figure.layout.meta?.narrow);
     // The element has the height, so that plotly keeps it whenever the page changes its size.
     plot.style.height = `${figure.layout.height ?? 400}px`;
     delete figure.layout.height;
@@ -58,21 +60,23 @@
     const select = holder.querySelector("select");
     if (!select) {
       draw(plot, data[0], false);
+      narrow.addEventListener("change", () => draw(plot, data[0], false));
       continue;
     }
     const log = holder.querySelector("input");
     const show = () => {
       const chosen = select.selectedOptions[0];
-      log.disabled = chosen.dataset.positive !== "yes";
+      if (log) log.disabled = chosen.dataset.positive !== "yes";
       holder.querySelector(".left-out").textContent = chosen.dataset.note;
-      draw(plot, data[select.selectedIndex], log.checked && !log.disabled);
+      draw(plot, data[select.selectedIndex], Boolean(log?.checked && !log.disabled));
     };
     const choose = () => {
-      log.checked = select.selectedOptions[0].dataset.wide === "yes";
+      if (log) log.checked = select.selectedOptions[0].dataset.wide === "yes";
       show();
     };
     select.addEventListener("change", choose);
-    log.addEventListener("change", show);
+    log?.addEventListener("change", show);
+    narrow.addEventListener("change", show);
     choose();
   }
 
