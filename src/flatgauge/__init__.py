@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from flatgauge.report import Certificate, Comparison, Report
     from flatgauge.robustness import feature_robustness
     from flatgauge.spectra import Spectra, Spectrum, spectrum
+    from flatgauge.studies import Findings, Recipe, Study
     from flatgauge.surface import LossSurface
     from flatgauge.symmetry import GaugeGroup, balance, find_gauge
 
@@ -35,13 +36,16 @@ _HOMES = {
     "Certificate": "report",
     "Comparison": "report",
     "Estimate": "estimators",
+    "Findings": "studies",
     "GaugeGroup": "symmetry",
     "Landscape": "landscaping",
     "Landscapes": "landscaping",
     "LossSurface": "surface",
+    "Recipe": "studies",
     "Report": "report",
     "Spectra": "spectra",
     "Spectrum": "spectra",
+    "Study": "studies",
     "balance": "symmetry",
     "basis_paths": "path_space",
     "bounds": "guarantees",
@@ -65,13 +69,16 @@ __all__ = [
     "Certificate",
     "Comparison",
     "Estimate",
+    "Findings",
     "GaugeGroup",
     "Landscape",
     "Landscapes",
     "LossSurface",
+    "Recipe",
     "Report",
     "Spectra",
     "Spectrum",
+    "Study",
     "balance",
     "basis_paths",
     "bounds",

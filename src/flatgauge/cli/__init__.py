@@ -1,6 +1,6 @@
 """The command line: arguments in, a public function called, its result printed."""
 
-from flatgauge.cli import catalogue, certify, compare, demo, landscape, measure, spectrum
+from flatgauge.cli import catalogue, certify, compare, demo, landscape, measure, spectrum, study
 from flatgauge.cli.application import app, main
 
 __all__ = [
@@ -13,4 +13,5 @@ __all__ = [
     "main",
     "measure",
     "spectrum",
+    "study",
 ]

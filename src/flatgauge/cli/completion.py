@@ -14,6 +14,8 @@ DEVICES = ("cpu", "cuda", "mps")
 GAUGES = ("balanced",)
 PARTS = ("certificate", "spectrum", "landscape")
 SPACES = ("basis_paths", "weights", "filters", "layers", "eigenvectors")
+STUDIES = ("random-labels", "batch-size", "init-batch", "mnist-layers", "rescaling")
+PRESETS = ("quick", "medium", "paper")
 GEOMETRIES = ("weights", "per tensor", "per weight", "basis paths", "balanced")
 
 
@@ -39,6 +41,16 @@ def complete_measure(incomplete: str) -> list[str]:
     if "balanced:".startswith(incomplete) or incomplete.startswith("balanced:"):
         names += [f"balanced:{name}" for name in names]
     return offered(tuple(names), incomplete)
+
+
+def complete_study(incomplete: str) -> list[str]:
+    """Studies by name."""
+    return offered(STUDIES, incomplete)
+
+
+def complete_preset(incomplete: str) -> list[str]:
+    """Sizes of a study."""
+    return offered(PRESETS, incomplete)
 
 
 def complete_data(incomplete: str) -> list[str]:

@@ -1,0 +1,179 @@
+"""`flatgauge study`: the papers' experiments by name."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flatgauge.cli import completion
+from flatgauge.cli.application import app
+from flatgauge.cli.options import DATA, OUTPUT, RUNNING, WHAT, Debug, Json, examples
+from flatgauge.cli.output import print_json, watched
+
+if TYPE_CHECKING:
+    from flatgauge.studies import Findings, Study
+
+
+@app.command(
+    epilog=examples(
+        "flatgauge study",
+        "flatgauge study random-labels",
+        "flatgauge study batch-size --preset medium --data data --out batches",
+        "flatgauge study batch-size --preset medium --data data --out batches --resume",
+    )
+)
+def study(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[NAME]",
+            help="random-labels, batch-size, init-batch, mnist-layers or rescaling; lists them if "
+            "not given.",
+            show_default=False,
+            autocompletion=completion.complete_study,
+        ),
+    ] = None,
+    preset: Annotated[
+        str,
+        typer.Option(
+            metavar="SIZE",
+            help="quick (minutes, on the digits), medium (about an hour, on subsets), paper (as "
+            "published).",
+            rich_help_panel=WHAT,
+            autocompletion=completion.complete_preset,
+        ),
+    ] = "quick",
+    only: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="PART", help="One pool of several; may be repeated.", rich_help_panel=WHAT
+        ),
+    ] = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Holds the files of MNIST and CIFAR-10; `quick` needs none.",
+            rich_help_panel=DATA,
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="The study's folder; study-NAME-SIZE if not given.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = None,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume",
+            help="Go on with what is in the folder; also to let a second process help.",
+            rich_help_panel=RUNNING,
+        ),
+    ] = False,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            min=1,
+            help="Processes of one thread each; one per core if not given.",
+            rich_help_panel=RUNNING,
+        ),
+    ] = None,
+    json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Repeat an experiment of the papers: train a pool of networks, measure them, correlate.
+
+    Every finished network and its row are kept at once; after an interruption --resume goes on.
+    """
+    if name is None:
+        _list()
+        return
+    from flatgauge.studies.published import published_study
+
+    parts = _chosen(published_study(name, preset), only or [])
+    place = out or Path(f"study-{name}-{preset}")
+    found = {}
+    for part, pool in parts.items():
+        found[part] = _run(part, pool, place / part, data, resume, workers)
+        page = found[part].write(command=_command(name, preset, part))
+        if not json:
+            typer.echo(f"\n{name}, {part}\n{found[part]!r}\n\nreport: {page.resolve()}")
+    if json:
+        print_json({"command": sys.argv[1:]} | {k: _contents(v) for k, v in found.items()})
+
+
+def _run(
+    part: str,
+    pool: Study,
+    place: Path,
+    data: Path | None,
+    resume: bool,
+    workers: int | None,
+) -> Findings:
+    """Run one pool; say what is kept if it is interrupted."""
+    import os
+
+    many = workers or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+    total = len(pool.runs())
+    typer.echo(f"{part}: {total} networks, {many} processes, in {place}", err=True)
+    try:
+        return pool.run(
+            place,
+            data=data,
+            resume=resume,
+            workers=min(many, total),
+            progress=watched(),
+        )
+    except KeyboardInterrupt:
+        done = len(list((place / "rows").glob("*.json"))) if place.exists() else 0
+        typer.echo(
+            f"interrupted: {done} of {total} networks are in {place}; --resume goes on", err=True
+        )
+        raise typer.Exit(130) from None
+
+
+def _list() -> None:
+    """Print what there is."""
+    from flatgauge.studies.published import STUDIES
+
+    for one in STUDIES.values():
+        typer.echo(f"{one.name}  ({one.paper})\n    {one.about}")
+        for preset in ("quick", "medium", "paper"):
+            pools = [
+                f"{part}: {len(pool.runs())} networks" for part, pool in one.parts(preset).items()
+            ]
+            typer.echo(f"    --preset {preset:<7} {'; '.join(pools)}")
+
+
+def _chosen(parts: dict[str, Study], only: list[str]) -> dict[str, Study]:
+    """The pools asked for."""
+    unknown = [name for name in only if name not in parts]
+    if unknown:
+        raise ValueError(
+            f"`--only {unknown[0]}` is no part of this study; it has {', '.join(parts)}."
+        )
+    return {name: pool for name, pool in parts.items() if not only or name in only}
+
+
+def _command(name: str, preset: str, part: str) -> str:
+    """The command that repeats one pool."""
+    data = "" if preset == "quick" else " --data DIR"
+    return f"flatgauge study {name} --preset {preset} --only {part}{data}"
+
+
+def _contents(findings: Findings) -> dict[str, object]:
+    """The findings for a program."""
+    import json as text
+
+    tables = {"correlations": findings.correlations(), "before_after": findings.before_after()}
+    return {"networks": len(findings.rows), "counted": len(findings.counted)} | {
+        name: None if table is None else text.loads(table.to_json(orient="index"))
+        for name, table in tables.items()
+    }
