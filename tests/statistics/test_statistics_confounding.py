@@ -135,7 +135,7 @@ def test_differences_are_of_the_correlations_on_the_same_resamples(kind):
 
 def test_pairing_sees_what_two_intervals_do_not():
     source = rng(2)
-    target, common, more = source.normal(size=(3, 150))
+    target, common, more = source.normal(size=(3, 400))
     good, worse = target + common, target + common + 0.7 * more
     one, other = (correlate(side, target, generator=rng()) for side in (good, worse))
     assert one.low < other.high

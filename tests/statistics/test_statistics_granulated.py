@@ -99,7 +99,7 @@ def test_a_measure_that_follows_one_factor_only_is_found_out():
     frame = pool(3, seeds=10)
     plain = stats.kendalltau(frame["by_batch"], frame["gap"]).statistic
     found = granulated_kendall(frame, "by_batch", "gap", ["init", "batch"], generator=rng())
-    assert plain > 0.6
+    assert plain > 0.5
     assert found.by_factor["batch"] > 0.7
     assert abs(found.by_factor["init"]) < 0.35  # 30 cells of 3 pairs: 3.3 standard errors
     true = granulated_kendall(frame, "good", "gap", ["init", "batch"], generator=rng())

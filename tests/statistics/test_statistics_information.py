@@ -81,15 +81,15 @@ def test_the_target_tells_all_about_itself_in_either_direction():
 
 def test_a_measure_without_information_is_at_chance_for_any_seed():
     above = 0
-    for seed in range(60):
+    for seed in range(40):
         frame = pool(seed, seeds=4)
         found = conditional_information(
             frame, "noise", "gap", ["batch"], permutations=100, generator=rng(seed)
         )
         above += found.value > found.chance_high
-    # Each is above one time in twenty: 3 of 60, with a standard deviation of 1.7. The least of
+    # Each is above one time in twenty: 2 of 40, with a standard deviation of 1.4. The least of
     # several sets is no higher than any one of them, so there is no lower limit.
-    assert above <= 10
+    assert above <= 8
 
 
 def test_a_measure_that_only_knows_a_factor_is_at_chance():
