@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
 from network_pools import pool, rng
 
@@ -119,6 +120,34 @@ def test_no_warnings_or_errors_on_the_oddest_columns():
     assert "`rate` has one level only" in found.loc["odd", "notes"]
     assert math.isnan(found.loc["odd", "granulated[rate]"])
     assert "fewer than 3 networks" in found.loc["empty", "notes"]
+
+
+@pytest.mark.parametrize("size", [0, 1, 2])
+def test_pools_that_are_too_small_have_a_table_of_gaps(size):
+    frame = pool(0).iloc[:size]
+    found = correlation_table(
+        frame, measures=["good"], target="gap", factors=FACTORS, confounders=["batch"], **FAST
+    )
+    assert found.drop(columns=["count", "notes"]).isna().all(axis=None)
+    assert found.loc["good", "count"] == size
+    assert found.loc["good", "notes"].endswith("no value, fewer than 3 networks")
+    both = before_after_table(frame, frame, measures=["good"], target="gap", resamples=200)
+    assert both.loc["good", ["before", "after", "lost", "itself"]].isna().all()
+
+
+def test_gaps_of_pandas_are_gaps():
+    frame = pool(0)
+    frame["odd"] = frame["good"].astype(object)
+    frame.loc[3, "odd"] = None
+    frame["odder"] = frame["good"].astype("Float64")
+    frame.loc[3, "odder"] = pd.NA
+    found = correlation_table(
+        frame, measures=["odd", "odder"], target="gap", factors=FACTORS, **FAST
+    )
+    numbers = found.drop(columns="notes")
+    assert (found["count"] == 44).all()
+    assert numbers.loc["odd"].equals(numbers.loc["odder"])
+    assert "1 without a value of `odder` left out" in found.loc["odder", "notes"]
 
 
 def rescaled(frame):

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flatgauge.statistics.resampling import Array
-from flatgauge.statistics.sides import Sides, sides
+from flatgauge.statistics.sides import Sides, as_column, sides
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -130,7 +130,8 @@ def design_of(
     seed_columns = [] if seed_column is None else [seed_column]
     check_columns(frame, [measure, target, *factors, *seed_columns])
     ready = sides((measure, target), (frame[measure], frame[target]), finite=False)
-    usable = frame[frame[[measure, target]].notna().all(axis=1)]
+    gaps = [np.isnan(as_column(frame[name], name)) for name in (measure, target)]
+    usable = frame[~(gaps[0] | gaps[1])]
     codes, labels = {}, {}
     for name in [*factors, *seed_columns]:
         found, levels = pd.factorize(usable[name], sort=False, use_na_sentinel=False)

@@ -127,14 +127,14 @@ class _Cells:
     """All ordered pairs of networks, sorted into cells by the settings of both."""
 
     def __init__(self, design: Design, chosen: Sequence[str]) -> None:
-        measure, target = (levels(column) for column in design.ready.columns)
+        measure, self._target = (levels(column) for column in design.ready.columns)
         self._group = design.group(chosen)
         self._many = int(self._group.max()) + 1
-        cell = np.add.outer(self._group * self._many, self._group)
+        self._pairs = np.triu_indices(len(measure), 1)
+        cell = self._many * self._group[self._pairs[0]] + self._group[self._pairs[1]]
         # Nine outcomes in every cell: three of the measure, three of the target.
-        self._start = 9 * cell + 3 * (1 + np.sign(np.subtract.outer(measure, measure)))
-        self._target = 1 + np.sign(np.subtract.outer(target, target))
-        counts = self._counts(np.arange(len(target)))
+        self._start = 9 * cell + 3 * self._compared(measure)
+        counts = self._counts(np.arange(len(measure)))
         self.entropy = _sum(counts.sum((1, 2))) - _sum(counts.sum(1))
         #: Whether the settings leave the order of any pair open.
         self.doubt = self.entropy > _ROUNDING * counts.sum()
@@ -154,9 +154,17 @@ class _Cells:
 
     def _counts(self, order: Codes) -> Array:
         """How often each outcome occurs, `(cells, measure, target)`, without ties of the target."""
-        outcome = self._start + self._target[np.ix_(order, order)]
-        counts = np.bincount(outcome.ravel(), minlength=9 * self._many**2)
+        outcome = self._start + self._compared(self._target[order])
+        counts = np.bincount(outcome, minlength=9 * self._many**2)
+        counts = counts.reshape(self._many, self._many, 3, 3)
+        # The same pairs the other way round: networks change places, and so do the signs.
+        counts = counts + counts.transpose(1, 0, 2, 3)[:, :, ::-1, ::-1]
         return counts.reshape(-1, 3, 3)[:, :, [0, 2]].astype(np.float64)
+
+    def _compared(self, values: Codes) -> Codes:
+        """2 if the first network of a pair has more, 1 if they are equal, 0 if it has less."""
+        one, other = values[self._pairs[0]], values[self._pairs[1]]
+        return (one > other).astype(np.int64) + (one >= other)
 
 
 def _sum(counts: Array) -> float:
