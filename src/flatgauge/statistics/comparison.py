@@ -94,4 +94,6 @@ def correlation_difference(
     # A tie is half a win for each, so that a measure against itself gets one half.
     better = float((known > 0).mean() + (known == 0).mean() / 2) if len(known) else nan
     notes = ready.notes + doubts(values, low, high, units=ready.count, unit="networks")
+    if len(known) and not known.any():
+        notes = (*ready.notes, "no resample tells the two apart")
     return Difference(kind, a, b, a - b, low, high, level, better, ready.count, notes)

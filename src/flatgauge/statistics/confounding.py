@@ -14,7 +14,7 @@ from flatgauge.statistics.correlation import (
     with_interval,
     without_value,
 )
-from flatgauge.statistics.design import check_columns
+from flatgauge.statistics.design import check_columns, check_names
 from flatgauge.statistics.resampling import Array, check_drawing, resampled
 from flatgauge.statistics.sides import Sides, all_the_same, sides
 from flatgauge.statistics.weighted import constant, midranks, product_moment
@@ -132,12 +132,8 @@ def confounding(
 
     Returns:
         The plain correlation, each column on its own, and all columns together.
-
-    Raises:
-        ValueError: If there is no confounder.
     """
-    if isinstance(confounders, str) or not list(confounders):
-        raise ValueError(f"`confounders={confounders!r}` must be a list of at least one column.")
+    check_names("confounders", confounders)
     check_columns(frame, [measure, target, *confounders])
     x, y, given = frame[measure], frame[target], {name: frame[name] for name in confounders}
     drawing: dict[str, Any] = {"level": level, "resamples": resamples, "generator": generator}

@@ -12,6 +12,9 @@ from flatgauge.statistics.resampling import Array, check_drawing, interval, resa
 from flatgauge.statistics.sides import FEW_UNITS, Sides, check_kind, sides
 from flatgauge.statistics.weighted import correlations, levels
 
+#: An interval narrower than this is rounding.
+_NO_WIDTH = 1e-9
+
 
 @dataclass(frozen=True)
 class Correlation:
@@ -151,7 +154,7 @@ def doubts(values: Array, low: float, high: float, *, units: int, unit: str) -> 
         notes.append(f"{undefined} of {len(values)} resamples had no value and were left out")
     if units < FEW_UNITS:
         notes.append(f"the interval rests on {units} {unit} and is rough")
-    if low == high:
+    if high - low < _NO_WIDTH:
         notes.append("all resamples agree; the interval has no width, which is not certainty")
     return tuple(notes)
 

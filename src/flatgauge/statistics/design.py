@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flatgauge.statistics.resampling import Array
-from flatgauge.statistics.sides import Sides, sides
+from flatgauge.statistics.sides import Sides, as_column, sides
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -120,28 +120,34 @@ def design_of(
         The design.
 
     Raises:
-        ValueError: If there is no factor, or one is named twice.
+        ValueError: If there is no factor, or the seed is one.
     """
     import pandas as pd
 
-    if isinstance(factors, str) or not list(factors):
-        raise ValueError(
-            f"`factors={factors!r}` must be a list with at least one column that varies by design."
-        )
-    if len(set(factors)) < len(factors):
-        raise ValueError(f"`factors={list(factors)}` names a column twice; name each once.")
+    check_names("factors", factors)
     if seed_column in factors:
         raise ValueError(f"`{seed_column}` is both a factor and the seed; name it once.")
     seed_columns = [] if seed_column is None else [seed_column]
     check_columns(frame, [measure, target, *factors, *seed_columns])
     ready = sides((measure, target), (frame[measure], frame[target]), finite=False)
-    usable = frame[frame[[measure, target]].notna().all(axis=1)]
+    gaps = [np.isnan(as_column(frame[name], name)) for name in (measure, target)]
+    usable = frame[~(gaps[0] | gaps[1])]
     codes, labels = {}, {}
     for name in [*factors, *seed_columns]:
         found, levels = pd.factorize(usable[name], sort=False, use_na_sentinel=False)
         codes[name], labels[name] = found.astype(np.int64), list(levels)
     seeds = None if seed_column is None else codes.pop(seed_column)
     return Design(ready, codes, labels, seeds)
+
+
+def check_names(argument: str, names: Sequence[str]) -> None:
+    """Refuse a lone name, no name, and names that are given twice."""
+    if isinstance(names, str):
+        raise TypeError(f"`{argument}={names!r}` must be a list of columns; give [{names!r}].")
+    if not list(names):
+        raise ValueError(f"`{argument}` is empty; name at least one column.")
+    if len(set(names)) < len(names):
+        raise ValueError(f"`{argument}={list(names)}` names a column twice; name each once.")
 
 
 def check_columns(frame: pd.DataFrame, names: Sequence[str]) -> None:

@@ -64,6 +64,8 @@ def granulated_kendall(
         \operatorname{mean}_{\text{pairs}} \operatorname{sgn}(\mu - \mu')
         \operatorname{sgn}(g - g'), \qquad \Psi = \operatorname{mean}_i \psi_i
 
+    A measure that follows one factor only is high for that factor alone: read `by_factor` too.
+
     A pair with equal measures or equal targets counts as 0, as in the paper (tau-a), so with
     ties 1 cannot be reached. Where a cell holds a level more than once, only pairs of different
     levels are compared. A factor without cells takes no part in the mean and is noted.

@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from flatgauge.statistics.design import Codes, Design, design_of
-from flatgauge.statistics.resampling import Array, check_drawing
+from flatgauge.statistics.resampling import Array, check_generator, check_many
 from flatgauge.statistics.weighted import levels
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Factors = tuple[str, ...]
+
+#: An entropy for each pair below this is rounding.
+_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,8 @@ def conditional_information(
     Raises:
         ValueError: If `largest` is below 0.
     """
-    check_drawing(level=0.95, resamples=permutations, generator=generator)
+    check_many("permutations", permutations)
+    check_generator(generator)
     if largest < 0:
         raise ValueError(f"`largest={largest}` must be a number of factors, at least 0.")
     design = design_of(frame, measure, target, factors, None)
@@ -104,13 +108,15 @@ def conditional_information(
     found, drawn, silent = {}, {}, []
     for chosen in asked:
         cells = _Cells(design, chosen)
-        if cells.entropy <= 0:
+        if not cells.doubt:
             silent.append(" and ".join(f"`{name}`" for name in chosen))
             continue
         found[chosen] = cells.share(np.arange(ready.count))
         orders = (cells.permuted(generator) for _ in range(permutations))
         drawn[chosen] = np.array([cells.share(order) for order in orders])
-    notes = ready.notes + tuple(f"{given} leave no doubt: left out" for given in silent)
+    notes = ready.notes + tuple(
+        f"given {given} the order of all pairs is certain: set left out" for given in silent
+    )
     worst = min(found, key=lambda chosen: found[chosen])
     chance = {chosen: float(values.mean()) for chosen, values in drawn.items()}
     high = float(np.quantile(drawn[worst], 0.95))
@@ -121,21 +127,23 @@ class _Cells:
     """All ordered pairs of networks, sorted into cells by the settings of both."""
 
     def __init__(self, design: Design, chosen: Sequence[str]) -> None:
-        measure, target = (levels(column) for column in design.ready.columns)
+        measure, self._target = (levels(column) for column in design.ready.columns)
         self._group = design.group(chosen)
         self._many = int(self._group.max()) + 1
-        cell = np.add.outer(self._group * self._many, self._group)
+        self._pairs = np.triu_indices(len(measure), 1)
+        cell = self._many * self._group[self._pairs[0]] + self._group[self._pairs[1]]
         # Nine outcomes in every cell: three of the measure, three of the target.
-        self._start = 9 * cell + 3 * (1 + np.sign(np.subtract.outer(measure, measure)))
-        self._target = 1 + np.sign(np.subtract.outer(target, target))
-        counts = self._counts(np.arange(len(target)))
-        self.entropy = _entropy(counts.sum((1, 2))) - _entropy(counts.sum(1))
+        self._start = 9 * cell + 3 * self._compared(measure)
+        counts = self._counts(np.arange(len(measure)))
+        self.entropy = _sum(counts.sum((1, 2))) - _sum(counts.sum(1))
+        #: Whether the settings leave the order of any pair open.
+        self.doubt = self.entropy > _ROUNDING * counts.sum()
 
     def share(self, order: Codes) -> float:
         """The information in units of the entropy, with the targets taken in another order."""
         counts = self._counts(order)
-        known = _entropy(counts.sum(2)) - _entropy(counts)
-        return float(np.clip((self.entropy + known) / self.entropy, 0.0, 1.0))
+        left = _sum(counts.sum(2)) - _sum(counts)
+        return float(np.clip(1 - left / self.entropy, 0.0, 1.0))
 
     def permuted(self, generator: np.random.Generator) -> Codes:
         """An order that mixes the networks of each group among themselves."""
@@ -146,12 +154,20 @@ class _Cells:
 
     def _counts(self, order: Codes) -> Array:
         """How often each outcome occurs, `(cells, measure, target)`, without ties of the target."""
-        outcome = self._start + self._target[np.ix_(order, order)]
-        counts = np.bincount(outcome.ravel(), minlength=9 * self._many**2)
+        outcome = self._start + self._compared(self._target[order])
+        counts = np.bincount(outcome, minlength=9 * self._many**2)
+        counts = counts.reshape(self._many, self._many, 3, 3)
+        # The same pairs the other way round: networks change places, and so do the signs.
+        counts = counts + counts.transpose(1, 0, 2, 3)[:, :, ::-1, ::-1]
         return counts.reshape(-1, 3, 3)[:, :, [0, 2]].astype(np.float64)
 
+    def _compared(self, values: Codes) -> Codes:
+        """2 if the first network of a pair has more, 1 if they are equal, 0 if it has less."""
+        one, other = values[self._pairs[0]], values[self._pairs[1]]
+        return (one > other).astype(np.int64) + (one >= other)
 
-def _entropy(counts: Array) -> float:
-    """The sum of n log n: conditional entropies are differences of it, times the pairs."""
+
+def _sum(counts: Array) -> float:
+    """The sum of n log n. That of the cells less that of the outcomes is the pairs' entropy."""
     positive = counts[counts > 0]
     return float((positive * np.log(positive)).sum())

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-#: Below this many resamples the ends of an interval are a matter of luck.
+#: Below this many draws the ends of an interval are a matter of luck.
 FEWEST = 100
 
 
@@ -23,23 +23,29 @@ def check_drawing(*, level: float, resamples: int, generator: Any) -> None:
         generator: Source of randomness.
 
     Raises:
-        TypeError: If the generator is none of NumPy's, or the number of resamples is no integer.
-        ValueError: If the level is not between 0 and 1, or there are too few resamples.
+        ValueError: If the level is not between 0 and 1.
     """
-    if not isinstance(generator, np.random.Generator):
-        raise TypeError(
-            f"`generator` is a {type(generator).__name__}; the bootstrap needs a NumPy generator, "
-            "pass `generator=np.random.default_rng(0)`."
-        )
+    check_generator(generator)
+    check_many("resamples", resamples)
     if not 0 < level < 1:
         raise ValueError(f"`level={level!r}` must lie between 0 and 1; 0.95 is usual.")
-    if not isinstance(resamples, (int, np.integer)) or isinstance(resamples, bool):
-        raise TypeError(f"`resamples={resamples!r}` must be an integer.")
-    if resamples < FEWEST:
-        raise ValueError(
-            f"`resamples={resamples}` is too few for the ends of an interval; "
-            f"give at least {FEWEST}, better 2000."
+
+
+def check_generator(generator: Any) -> None:
+    """Refuse a source of randomness that is none of NumPy's."""
+    if not isinstance(generator, np.random.Generator):
+        raise TypeError(
+            f"`generator` is a {type(generator).__name__}; random numbers come from a NumPy "
+            "generator, pass `generator=np.random.default_rng(0)`."
         )
+
+
+def check_many(name: str, number: Any) -> None:
+    """Refuse a number of draws that is no integer or too small to read a quantile from."""
+    if not isinstance(number, (int, np.integer)) or isinstance(number, bool):
+        raise TypeError(f"`{name}={number!r}` must be an integer.")
+    if number < FEWEST:
+        raise ValueError(f"`{name}={number}` is too few; give at least {FEWEST}.")
 
 
 def resampled(count: int, *, resamples: int, generator: np.random.Generator) -> Array:

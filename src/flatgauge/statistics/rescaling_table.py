@@ -10,7 +10,7 @@ import numpy as np
 
 from flatgauge.statistics.comparison import correlation_difference
 from flatgauge.statistics.correlation import correlate
-from flatgauge.statistics.design import check_columns
+from flatgauge.statistics.design import check_columns, check_names
 from flatgauge.statistics.resampling import Array
 from flatgauge.statistics.sides import as_column
 from flatgauge.statistics.table import remarks, triple
@@ -52,12 +52,11 @@ def before_after_table(
         largest relative change of a value; `count` and `notes`.
 
     Raises:
-        ValueError: If no measure is given, or the frames have different rows.
+        ValueError: If the frames have different rows, or a row twice.
     """
     import pandas as pd
 
-    if isinstance(measures, str) or not list(measures):
-        raise ValueError(f"`measures={measures!r}` must be a list of at least one column.")
+    check_names("measures", measures)
     check_columns(frame, [*measures, target])
     check_columns(rescaled, measures)
     if not (frame.index.is_unique and rescaled.index.is_unique):

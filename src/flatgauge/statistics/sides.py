@@ -64,6 +64,8 @@ def as_column(values: Any, name: str) -> Array:
         ValueError: If they are not in one row.
     """
     try:
+        if hasattr(values, "to_numpy"):  # pandas has gaps that are no floating-point numbers
+            values = values.to_numpy(dtype=np.float64, na_value=np.nan)
         column = np.asarray(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise TypeError(

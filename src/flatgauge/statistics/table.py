@@ -9,7 +9,7 @@ import numpy as np
 
 from flatgauge.statistics.confounding import confounding
 from flatgauge.statistics.correlation import correlate
-from flatgauge.statistics.design import check_columns
+from flatgauge.statistics.design import check_columns, check_names
 from flatgauge.statistics.granulated import granulated_kendall
 from flatgauge.statistics.information import conditional_information
 from flatgauge.statistics.sign_error import sign_error
@@ -67,14 +67,11 @@ def correlation_table(
         `sign_error_worst`: how often it orders two networks wrongly. `partial[confounder]`:
         Spearman's once the confounder is accounted for, `partial[all]` for all of them.
         `count`: on how many networks the rank correlations rest. `notes`: what else to know.
-
-    Raises:
-        ValueError: If no measure is given.
     """
     import pandas as pd
 
-    if isinstance(measures, str) or not list(measures):
-        raise ValueError(f"`measures={measures!r}` must be a list of at least one column.")
+    check_names("measures", measures)
+    check_names("factors", factors)
     check_columns(frame, [*measures, target, *factors, *confounders])
     drawing: dict[str, Any] = {"level": level, "resamples": resamples}
     rows = {}

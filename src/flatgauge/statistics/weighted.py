@@ -97,7 +97,7 @@ def _kendall(counts: Array, x: Array, y: Array) -> Array:
     a, b = (np.sign(np.subtract.outer(v, v)).astype(np.float32) for v in (levels(x), levels(y)))
     drawn = counts.astype(np.float32)
     sums = [((drawn @ m) * drawn).sum(1, dtype=np.float64) for m in (a * b, np.abs(a), np.abs(b))]
-    spread = np.sqrt(sums[1]) * np.sqrt(sums[2])
+    spread = np.sqrt(sums[1] * sums[2])
     found: Array = np.clip(sums[0] / np.where(spread > 0, spread, np.nan), -1.0, 1.0)
     return found
 
