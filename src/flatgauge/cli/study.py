@@ -172,7 +172,7 @@ def _contents(findings: Findings) -> dict[str, object]:
     """The findings for a program."""
     import json as text
 
-    tables = {"correlations": findings.correlations(), "before_after": findings.before_after()}
+    tables = {"correlations": findings.correlations, "before_after": findings.before_after}
     return {"networks": len(findings.rows), "counted": len(findings.counted)} | {
         name: None if table is None else text.loads(table.to_json(orient="index"))
         for name, table in tables.items()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatgauge.studies.preparing import prepare
@@ -48,6 +49,21 @@ class Findings:
         """
         found = {run: store.row(run) for run in study.runs()}
         return cls(study, {run: row for run, row in found.items() if row is not None}, store, data)
+
+    @classmethod
+    def read(cls, folder: str | Path, *, data: str | Path | None = None) -> Findings:
+        """Read what is finished in a study's folder.
+
+        Args:
+            folder: What `Study.run` or ``flatgauge study`` wrote.
+            data: Where data sets are; only for `surface`.
+
+        Returns:
+            The findings.
+        """
+        store = Store(folder)
+        study = Study.from_dict(store.declaration())
+        return cls.of(study, store, None if data is None else str(data))
 
     def to_frame(self) -> pd.DataFrame:
         """The networks, one row each: recipe, training, and every measure.
@@ -94,16 +110,9 @@ class Findings:
         """The names of all measures."""
         return list(self.study.declaration()["measures"])
 
-    def correlations(self, *, seed: int = 0, resamples: int = 2000) -> pd.DataFrame:
-        """How well every measure follows the target.
-
-        Args:
-            seed: Of the bootstrap.
-            resamples: Of the bootstrap.
-
-        Returns:
-            A frame with the index ``measure``: see `flatgauge.statistics.correlation_table`.
-        """
+    @cached_property
+    def correlations(self) -> pd.DataFrame:
+        """How well every measure follows the target: see `flatgauge.statistics`."""
         from flatgauge.statistics import correlation_table
 
         return correlation_table(
@@ -112,20 +121,11 @@ class Findings:
             target=self.study.target,
             factors=self.study.factor_names,
             confounders=self._confounders(),
-            seed=seed,
-            resamples=resamples,
         )
 
-    def before_after(self, *, seed: int = 0, resamples: int = 2000) -> pd.DataFrame | None:
-        """The same before and after every network was rewritten as another of the same function.
-
-        Args:
-            seed: Of the bootstrap.
-            resamples: Of the bootstrap.
-
-        Returns:
-            A frame with the index ``measure``; None if no network was rescaled.
-        """
+    @cached_property
+    def before_after(self) -> pd.DataFrame | None:
+        """The same before and after all networks were rescaled; None if none was."""
         from flatgauge.statistics import before_after_table
 
         rescaled = self.rescaled_frame()
@@ -136,8 +136,6 @@ class Findings:
             rescaled.loc[self.counted.index],
             measures=self.measures,
             target=self.study.target,
-            seed=seed,
-            resamples=resamples,
         )
 
     def cells(self) -> pd.DataFrame:
@@ -186,6 +184,60 @@ class Findings:
         prepared = prepare(recipe, self.data)
         return surface_of(self.study, stored_network(recipe, prepared, run, self.store), prepared)
 
+    @cached_property
+    def layer_correlations(self) -> pd.DataFrame:
+        """How well every layer's part of a measure follows the target, by measure and layer."""
+        import pandas as pd
+
+        from flatgauge.statistics import correlation_table
+
+        layers = self.layer_frame()
+        pairs = list(dict.fromkeys(zip(layers["measure"], layers["layer"], strict=True)))
+        names = {_label(measure, layer): (measure, layer) for measure, layer in pairs}
+        if not names:
+            return pd.DataFrame()
+        found = correlation_table(
+            self._with_layers(self.counted),
+            measures=list(names),
+            target=self.study.target,
+            factors=self.study.factor_names,
+        )
+        found.index = pd.MultiIndex.from_tuples(names.values(), names=["measure", "layer"])
+        return found
+
+    def to_html(self, path: str | Path, *, command: str | None = None) -> Path:
+        """The study as one self-contained page.
+
+        Args:
+            path: Where to write it; an existing file is replaced.
+            command: The command line that repeats the study.
+
+        Returns:
+            The path.
+        """
+        from flatgauge.studies.page import write_findings
+
+        return write_findings(self, path, command=command)
+
+    def write(self, *, command: str | None = None) -> Path:
+        """Write tables (CSV) and the page (``report.html``) into the study's folder.
+
+        Args:
+            command: The command line that repeats the study.
+
+        Returns:
+            The page.
+        """
+        from flatgauge.studies.page import write_tables
+
+        write_tables(self)
+        return self.to_html(self.store.folder / "report.html", command=command)
+
+    def __repr__(self) -> str:
+        from flatgauge.studies.words import told
+
+        return told(self)
+
     def _confounders(self) -> Sequence[str]:
         """Those confounders that differ between networks and are no factor themselves."""
         return [
@@ -205,11 +257,8 @@ class Findings:
                 "loss_gap": training["test_loss"] - training["train_loss"],
                 "accuracy_gap": training["train_accuracy"] - training["test_accuracy"],
             }
-            values = (
-                {name: entry["value"] for name, entry in report["measures"].items()}
-                if report
-                else {}
-            )
+            measures = report["measures"] if report else {}
+            values = {name: entry["value"] for name, entry in measures.items()}
             found[run] = row["recipe"] | training | gaps | values
         return pd.DataFrame.from_dict(found, orient="index").rename_axis("run")
 
@@ -218,6 +267,11 @@ class Findings:
         layers = self.layer_frame()
         if layers.empty:
             return frame
-        labels = layers["measure"] + "[" + layers["layer"] + "]"
-        wide = layers.assign(label=labels).pivot(index="run", columns="label", values="value")
+        labels = map(_label, layers["measure"], layers["layer"])
+        wide = layers.assign(label=list(labels)).pivot(index="run", columns="label", values="value")
         return frame.join(wide)
+
+
+def _label(measure: str, layer: str) -> str:
+    """How a column of one layer is called."""
+    return f"{measure}[{layer}]"

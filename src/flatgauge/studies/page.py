@@ -31,9 +31,9 @@ def write_tables(findings: Findings) -> None:
         "results": findings.to_frame(),
         "rescaled": findings.rescaled_frame(),
         "layers": findings.layer_frame().set_index("run"),
-        "correlations": findings.correlations(),
-        "layer_correlations": findings.layer_correlations(),
-        "before_after": findings.before_after(),
+        "correlations": findings.correlations,
+        "layer_correlations": findings.layer_correlations,
+        "before_after": findings.before_after,
         "published": findings.beside_published().set_index("source"),
     }
     for name, frame in tables.items():
@@ -60,14 +60,14 @@ def write_findings(findings: Findings, path: str | Path, *, command: str | None 
         summary=run_words(findings),
         facts=_facts(findings),
         frame=frame,
-        correlations=findings.correlations(),
+        correlations=findings.correlations,
         target=study.target,
         measures=findings.measures,
         factors=study.factor_names,
         rescaled=findings.rescaled_frame(),
-        before_after=findings.before_after(),
+        before_after=findings.before_after,
         layers=findings.layer_frame(),
-        layer_correlations=findings.layer_correlations(),
+        layer_correlations=findings.layer_correlations,
         left_out=left_out(findings),
         tables=_tables(findings),
         pictures=pictures(findings),
@@ -134,7 +134,7 @@ def _cells_text(cells: pd.DataFrame) -> pd.DataFrame:
     """Means with deviations as text, one row per kind."""
     import pandas as pd
 
-    names = list(dict.fromkeys(name for name, _ in cells.columns if name != "networks"))
+    names = [name for name in cells.columns.unique(0) if name != "networks"]
     rows = {}
     for key, row in cells.iterrows():
         label = ", ".join(map(str, key)) if isinstance(key, tuple) else str(key)

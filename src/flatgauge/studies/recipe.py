@@ -45,8 +45,9 @@ class Recipe:
         dtype: ``"float32"`` or ``"float64"``.
         rescaling: How the network is rewritten before it is measured again: ``"layers 5..25"``
             multiplies every layer by a random factor of that range and divides the last one,
-            ``"units 1/16..16"`` does so for every hidden unit, ``"5, 4, 1/20"`` names the factors
-            of all layers (their product is 1); None does not measure again.
+            ``"units 1/100..100"`` multiplies what enters every hidden unit by a factor of its own
+            times one of its layer, ``"5, 4, 1/20"`` names the factors of all layers (their product
+            is 1); None does not measure again.
         seed: Of everything random: labels, weights, order of samples, factors.
     """
 

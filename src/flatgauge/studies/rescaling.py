@@ -96,8 +96,13 @@ def _named(gauge: GaugeGroup, factors: tuple[float, ...]) -> list[float]:
 
 
 def _drawn(gauge: GaugeGroup, kind: str, low: float, high: float, seed: int) -> Tensor:
-    """Random coordinates: evenly spread factors of layers, evenly spread exponents of units."""
-    uniform = torch.rand(gauge.dim, generator=source(seed, "rescaling"), dtype=torch.float64)
+    """Random coordinates: even factors of layers; even exponents of units, half of them shared."""
+    generator = source(seed, "rescaling")
+    uniform = torch.rand(gauge.dim, generator=generator, dtype=torch.float64)
     if kind == "layers":
         return (low + (high - low) * uniform).cumprod(0)
-    return low * (high / low) ** uniform
+    # Factors of single units alone would average out, to nearly the same for every network.
+    places = {site: number for number, site in enumerate(dict.fromkeys(gauge.sites))}
+    shared = torch.rand(len(places), generator=generator, dtype=torch.float64)
+    shared = shared[[places[site] for site in gauge.sites]]
+    return low * (high / low) ** ((uniform + shared) / 2)

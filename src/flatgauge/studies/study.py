@@ -150,6 +150,19 @@ class Study:
             "target": self.target,
         }
 
+    @classmethod
+    def from_dict(cls, declaration: Mapping[str, Any]) -> Study:
+        """The study that `declaration` was called on; without words and published figures.
+
+        Args:
+            declaration: What it gave.
+
+        Returns:
+            The study.
+        """
+        contents = dict(declaration)
+        return cls(recipe=Recipe.from_dict(contents.pop("recipe")), **contents)
+
     def _seeds(self) -> list[int]:
         """The seeds of every kind of network."""
         if isinstance(self.seeds, bool) or (isinstance(self.seeds, int) and self.seeds < 1):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from flatgauge.studies.training import DIVERGED, MISSED, REACHED
@@ -10,9 +11,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from flatgauge.studies.findings import Findings
-
-#: Resamples for a glance; the page takes more.
-_GLANCE = 500
 
 
 def told(findings: Findings) -> str:
@@ -70,7 +68,7 @@ def left_out(findings: Findings) -> list[str]:
         Sentences; none if all count.
     """
     recipe = findings.study.recipe
-    states = findings.to_frame()["state"].value_counts() if findings.rows else {}
+    states = Counter(row["training"]["state"] for row in findings.rows.values())
     goals = [
         text
         for goal, text in (
@@ -81,43 +79,31 @@ def left_out(findings: Findings) -> list[str]:
         if goal is not None
     ]
     lines = []
-    if states.get(MISSED, 0):
+    if states[MISSED]:
         lines.append(
             f"{states[MISSED]} did not reach {' and '.join(goals)} within {recipe.epochs} epochs: "
             "measured and shown, but not counted."
         )
-    if states.get(DIVERGED, 0):
+    if states[DIVERGED]:
         lines.append(f"{states[DIVERGED]} diverged: neither measured nor counted.")
     if lines:
-        lines.append(f"{states.get(REACHED, 0)} count.")
+        lines.append(f"{states[REACHED]} count.")
     return lines
 
 
 def _table(findings: Findings) -> list[str]:
     """Correlations before and after rescaling, one measure per line."""
-    from flatgauge.statistics import correlation_table
-
-    study = findings.study
-    found = correlation_table(
-        findings.counted,
-        measures=findings.measures,
-        target=study.target,
-        factors=study.factor_names,
-        resamples=_GLANCE,
-        permutations=2,
-    )
-    after = findings.before_after(resamples=_GLANCE)
-    rows: dict[str, dict[str, Any]] = {}
-    for measure, row in found.iterrows():
-        rows[str(measure)] = {
-            "Kendall": _interval(row, "kendall"),
-            "Spearman": _interval(row, "spearman"),
-            "Pearson": _interval(row, "pearson"),
-        }
-        if after is not None:
-            rows[str(measure)]["after rescaling"] = _interval(after.loc[measure], "after")
     import pandas as pd
 
+    found, after = findings.correlations, findings.before_after
+    rows: dict[str, dict[str, str]] = {}
+    for measure in findings.measures:
+        row = found.loc[measure]
+        rows[measure] = {
+            name: _interval(row, name.lower()) for name in ("Pearson", "Kendall", "Spearman")
+        }
+        if after is not None:
+            rows[measure]["Spearman, rescaled"] = _interval(after.loc[measure], "after")
     return _columns(pd.DataFrame.from_dict(rows, orient="index"), index=True)
 
 

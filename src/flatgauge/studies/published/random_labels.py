@@ -45,7 +45,7 @@ def parts(preset: str) -> dict[str, Study]:
         here every share is taken equally often.
     """
     adam = Recipe(
-        optimizer="adam", rate=1e-3, batch=128, rescaling="units 1/16..16", loss_goal=0.01
+        optimizer="adam", rate=1e-3, batch=128, rescaling="units 1/100..100", loss_goal=0.01
     )
     if preset == "quick":
         recipe = adam.but(data="digits", network="mlp-3x64", batch=32, epochs=400, loss_goal=0.02)
