@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatgauge.studies.preparing import prepare
+from flatgauge.studies.recipe import FIELDS
 from flatgauge.studies.running import stored_network, surface_of
 from flatgauge.studies.store import Store
 from flatgauge.studies.study import Study
@@ -227,9 +228,17 @@ class Findings:
 
         Returns:
             The page.
+
+        Raises:
+            ValueError: If no network counts.
         """
         from flatgauge.studies.page import write_tables
 
+        if self.counted.empty:
+            raise ValueError(
+                f"`{self.store.folder}` has no network that counts, so there is nothing to report; "
+                "resume the study, or look at `to_frame()` for how training went."
+            )
         write_tables(self)
         return self.to_html(self.store.folder / "report.html", command=command)
 
@@ -260,7 +269,9 @@ class Findings:
             measures = report["measures"] if report else {}
             values = {name: entry["value"] for name, entry in measures.items()}
             found[run] = row["recipe"] | training | gaps | values
-        return pd.DataFrame.from_dict(found, orient="index").rename_axis("run")
+        columns = None if found else [*FIELDS, "state", "loss_gap", "accuracy_gap", *self.measures]
+        frame = pd.DataFrame.from_dict(found, orient="index", columns=columns)
+        return frame.rename_axis("run")
 
     def _with_layers(self, frame: pd.DataFrame) -> pd.DataFrame:
         """A frame with a column for every layer of every measure."""

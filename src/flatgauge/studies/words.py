@@ -23,8 +23,10 @@ def told(findings: Findings) -> str:
         What was run, and a table of correlations.
     """
     lines = [findings.study.question, *run_words(findings), *left_out(findings), ""]
+    if findings.counted.empty:
+        return "\n".join([*lines[:-1], "Nothing can be said yet: no network counts."])
     published = findings.beside_published()
-    if len(findings.counted) >= 3 and findings.counted[findings.study.target].nunique() > 1:
+    if findings.counted[findings.study.target].nunique() > 1:
         lines += [
             f"Correlation with the {findings.study.target.replace('_', ' ')} (95 % interval):",
             *_table(findings),
