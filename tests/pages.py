@@ -1,10 +1,13 @@
-"""What pages are written from in tests: real reports, and pictures by hand."""
+"""What pages are written from and read with in tests: reports, pictures, a parser."""
 
 from __future__ import annotations
 
 import functools
+import json
 import math
 from dataclasses import dataclass, replace
+from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +33,33 @@ MEASURES = [
 
 #: A name that a careless page would run.
 EVIL = "<script>alert(1)</script>"
+
+
+class Page(HTMLParser):
+    """Everything in a page: elements with their attributes and own text."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None], list[str]]] = []
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs), []))
+
+    def handle_data(self, data):
+        if self.elements:
+            self.elements[-1][2].append(data)
+
+    def of(self, tag):
+        return [(attrs, "".join(text)) for name, attrs, text in self.elements if name == tag]
+
+    @property
+    def ids(self):
+        return {attrs["id"] for _, attrs, _ in self.elements if attrs.get("id")}
+
+    @property
+    def contents(self):
+        return json.loads(next(text for a, text in self.of("script") if a.get("id") == "flatgauge"))
 
 
 @functools.cache

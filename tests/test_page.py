@@ -6,13 +6,11 @@ import json
 import math
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 import torch
 from cases import build
-from pages import CURVE, EVIL, PLANE, SOLID, odd, two_ways
+from pages import CURVE, EVIL, PLANE, SOLID, Page, odd, two_ways
 
 import flatgauge as fg
 from flatgauge.drawing.ranked import MOST_POINTS
@@ -26,33 +24,6 @@ from flatgauge.report.moves import moves_between, moves_of
 from flatgauge.report.page import write_page
 from flatgauge.report.ranking import ranking_of
 from flatgauge.symmetry.patterns import scale_patterns
-
-
-class Page(HTMLParser):
-    """Everything in a page: elements with their attributes and own text."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__()
-        self.elements: list[tuple[str, dict[str, str | None], list[str]]] = []
-        self.feed(path.read_text(encoding="utf-8"))
-
-    def handle_starttag(self, tag, attrs):
-        self.elements.append((tag, dict(attrs), []))
-
-    def handle_data(self, data):
-        if self.elements:
-            self.elements[-1][2].append(data)
-
-    def of(self, tag):
-        return [(attrs, "".join(text)) for name, attrs, text in self.elements if name == tag]
-
-    @property
-    def ids(self):
-        return {attrs["id"] for _, attrs, _ in self.elements if attrs.get("id")}
-
-    @property
-    def contents(self):
-        return json.loads(next(text for a, text in self.of("script") if a.get("id") == "flatgauge"))
 
 
 @pytest.fixture(scope="module")
