@@ -23,6 +23,7 @@ LAYERS = [
         "memory",
         "networks",
         "products",
+        "randomness",
         "nodes",
         "writing",
     ],
@@ -56,7 +57,7 @@ LAYERS = [
     ["comparing", "retrial", "spectra"],
     ["judging"],
     ["certifying"],
-    ["demo", "command", "illustrating"],
+    ["demo", "command", "illustrating", "studies"],
     ["cli", "__init__"],
     ["__main__"],
 ]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flatgauge.measures import BALANCED, Measure, registry
+from flatgauge.randomness import check_seed
 from flatgauge.surface import LossSurface
 from flatgauge.writing import check_place
 
@@ -39,8 +40,7 @@ def checked_request(
             f"`surface` is a {type(surface).__name__}; make one with "
             "LossSurface(model, loss, data)."
         )
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
-        raise ValueError(f"`seed={seed!r}` must be a whole number from 0 to 2**32 - 1.")
+    check_seed(seed)
     if gauge not in (None, "balanced"):
         raise ValueError(
             f"`gauge={gauge!r}` is unknown; use 'balanced', or None for the model as it is."

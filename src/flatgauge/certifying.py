@@ -13,6 +13,7 @@ from flatgauge.asking import wanted_of
 from flatgauge.curvature.taps import PARTS
 from flatgauge.judging import MOVED, judge
 from flatgauge.measures import GROUPS, registry
+from flatgauge.randomness import check_seed
 from flatgauge.report import Certificate, Kept, Row
 from flatgauge.retrial import Outcome, Retrial, Wanted
 from flatgauge.surface import LossSurface
@@ -77,8 +78,7 @@ def certify(
         )
     if isinstance(trials, bool) or not isinstance(trials, int) or trials < 1:
         raise ValueError(f"`trials={trials!r}` must be a whole number of at least 1.")
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
-        raise ValueError(f"`seed={seed!r}` must be a whole number from 0 to 2**32 - 1.")
+    check_seed(seed)
     if not isinstance(log2_range, (int, float)) or not 1 <= log2_range < math.inf:
         raise ValueError(
             f"`log2_range={log2_range!r}` must be a finite number of at least 1: half of the moves "

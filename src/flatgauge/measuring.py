@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-import zlib
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from flatgauge.asking import as_keeper, as_listener, checked_request
 from flatgauge.curvature.blocks import block_curvature
@@ -19,6 +16,7 @@ from flatgauge.curvature.taps import PARTS
 from flatgauge.estimators import Estimate
 from flatgauge.geometry.balanced import balanced_twin
 from flatgauge.measures import BALANCED, Measure
+from flatgauge.randomness import source
 from flatgauge.report import Report, facts_of
 from flatgauge.report.run import Facts
 from flatgauge.report.table import duration
@@ -170,7 +168,7 @@ def estimates_of(
             progress(item.name, done, len(wanted))
         if item.draws:
             purpose = _SHARED if item.needs else item.name.removeprefix(BALANCED)
-            options = options | {"generator": _source(seed, purpose)}
+            options = options | {"generator": source(seed, purpose)}
         try:
             estimates[item.name] = item.function(surface, **options)
         except (ValueError, RuntimeError, MemoryError) as error:
@@ -221,16 +219,10 @@ def _swept(
                 found & set(PARTS),
                 estimate="estimates" in found,
                 keep_columns="eigenvalues" in found,
-                generator=_source(seed, _SHARED),
+                generator=source(seed, _SHARED),
             )
             done += 1
     took, spent = duration(time.perf_counter() - start), surface.matvecs - matvecs
     if not done:
         return None
     return f"{took} and {spent} Hessian products" if spent else took
-
-
-def _source(seed: int, name: str) -> torch.Generator:
-    """A generator of this seed that belongs to one name."""
-    # One number of 32 bits: torch's generator on the CPU ignores all higher ones.
-    return torch.Generator().manual_seed(zlib.crc32(f"{seed} {name}".encode()))

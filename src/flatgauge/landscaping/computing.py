@@ -22,6 +22,7 @@ from flatgauge.landscaping.record import Part, Record
 from flatgauge.landscaping.several import Landscapes
 from flatgauge.landscaping.single import Landscape
 from flatgauge.landscaping.space import Space, positive
+from flatgauge.randomness import check_seed
 from flatgauge.surface import LossSurface
 
 
@@ -138,8 +139,7 @@ def landscape(
     options = options_of(kind, {"sigma": sigma, "skeleton": skeleton})
     if isinstance(points, bool) or not isinstance(points, int) or points < 2:
         raise ValueError(f"`points={points!r}` must be a whole number, at least 2.")
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
-        raise ValueError(f"`seed={seed!r}` must be a whole number from 0 to 2**32 - 1.")
+    check_seed(seed)
     given = None if extent is None else positive("extent", extent)
     spaces = {
         name: Between(one, ends)

@@ -14,6 +14,7 @@ from flatgauge.curvature.restricted import Restricted
 from flatgauge.estimators import Estimate, SpectralDensity, spectral_density, top_eigenvalues
 from flatgauge.estimators.probes import branches
 from flatgauge.geometry import GEOMETRIES, Chart, chart
+from flatgauge.randomness import check_seed
 from flatgauge.report import facts_of
 from flatgauge.spectra.overlay import Spectra
 from flatgauge.spectra.spectrum import Spectrum
@@ -277,8 +278,7 @@ def _check(
     for name, value, least in (("probes", probes, 2), ("steps", steps, 1), ("top", top, 0)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ValueError(f"`{name}={value!r}` must be a whole number of at least {least}.")
-    if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**32:
-        raise ValueError(f"`seed={seed!r}` must be a whole number from 0 to 2**32 - 1.")
+    check_seed(seed)
     known = GEOMETRIES[geometry].options if geometry in GEOMETRIES else tuple(options)
     unknown = [name for name in options if name not in known]
     if unknown:

@@ -1,0 +1,176 @@
+"""The data of a recipe: the subset, standardised, with some labels replaced by random ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from flatgauge.datasets import load_dataset
+from flatgauge.datasets.load import BUILTIN
+from flatgauge.randomness import source
+from flatgauge.studies.recipe import Recipe
+
+#: Data sets kept in memory; a study uses one or two.
+_KEPT = 4
+
+#: Shape and number of classes of data made of random numbers (Rangamani et al. 2019, §3.1).
+_NOISE_SHAPE, _NOISE_CLASSES, _NOISE_SAMPLES = (1, 28, 28), 10, 500
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Training and test samples of a recipe.
+
+    Attributes:
+        inputs: Of the training samples.
+        targets: Their labels, as the network sees them.
+        test_inputs: Of the test samples.
+        test_targets: Their labels, never random.
+        classes: How many classes there are.
+        replaced: How many training labels differ from the true ones.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    test_inputs: Tensor
+    test_targets: Tensor
+    classes: int
+    replaced: int = 0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of one input."""
+        return tuple(self.inputs.shape[1:])
+
+
+def prepare(recipe: Recipe, folder: str | None) -> Prepared:
+    """Load and prepare the data of a recipe.
+
+    Args:
+        recipe: Which.
+        folder: Where data sets are that are read from files.
+
+    Returns:
+        The samples, in the recipe's precision.
+    """
+    dtype = getattr(torch, recipe.dtype)
+    if recipe.data == "noise":
+        clean = _noise(recipe.samples or _NOISE_SAMPLES, recipe.seed)
+    else:
+        clean = _clean(
+            recipe.data,
+            folder,
+            recipe.samples,
+            recipe.test_samples,
+            recipe.subset,
+            recipe.standardise,
+        )
+    targets = randomised(clean.targets, recipe.random_labels, clean.classes, recipe.seed)
+    return Prepared(
+        clean.inputs.to(dtype),
+        targets,
+        clean.test_inputs.to(dtype),
+        clean.test_targets,
+        clean.classes,
+        replaced=int((targets != clean.targets).sum()),
+    )
+
+
+def randomised(targets: Tensor, share: float, classes: int, seed: int) -> Tensor:
+    """Replace a share of labels by labels drawn evenly from all classes.
+
+    Args:
+        targets: The true labels.
+        share: How many of them to replace, from 0 to 1.
+        classes: How many classes there are.
+        seed: Of the draw.
+
+    Returns:
+        A new tensor. A replaced label can happen to be the true one.
+    """
+    count = round(share * len(targets))
+    if not count:
+        return targets
+    generator = source(seed, "random labels")
+    chosen = torch.randperm(len(targets), generator=generator)[:count]
+    mixed = targets.clone()
+    mixed[chosen] = torch.randint(classes, (count,), generator=generator)
+    return mixed
+
+
+@lru_cache(maxsize=_KEPT)
+def _clean(
+    data: str,
+    folder: str | None,
+    samples: int | None,
+    test_samples: int | None,
+    subset: int | None,
+    standardise: bool,
+) -> Prepared:
+    """The samples with their true labels."""
+    inputs, targets = _drawn(data, folder, "train", samples, subset)
+    test_inputs, test_targets = _drawn(data, folder, "test", test_samples, subset)
+    if standardise:
+        mean, deviation = inputs.mean(), inputs.std()
+        inputs, test_inputs = (inputs - mean) / deviation, (test_inputs - mean) / deviation
+    classes = int(max(targets.max(), test_targets.max())) + 1
+    return Prepared(inputs, targets, test_inputs, test_targets, classes)
+
+
+def _drawn(
+    data: str, folder: str | None, split: str, samples: int | None, subset: int | None
+) -> tuple[Tensor, Tensor]:
+    """The first samples of a split, or a drawn subset of it."""
+    limit = samples if subset is None else None
+    inputs, targets = _pair(data, load_dataset(_spec(data, folder), split=split, limit=limit))
+    if subset is None or samples is None:
+        return inputs, targets
+    if samples > len(inputs):
+        raise ValueError(
+            f"`samples={samples}` asks for more than `{data}` ({split}) has, which is "
+            f"{len(inputs)}; ask for fewer."
+        )
+    chosen = torch.randperm(len(inputs), generator=source(subset, f"subset {split}"))[:samples]
+    return inputs[chosen], targets[chosen]
+
+
+def _spec(data: str, folder: str | None) -> str:
+    """How a data set is written with the folder that holds its files."""
+    if data not in BUILTIN or not BUILTIN[data].usage.endswith(":DIR"):
+        return data
+    if folder is None:
+        raise ValueError(
+            f"`{data}` is read from files; name the folder that holds them: `--data DIR` on the "
+            "command line, `data=` in Python."
+        )
+    return f"{data}:{folder}"
+
+
+def _pair(data: str, found: Any) -> tuple[Tensor, Tensor]:
+    """Inputs and class labels, or why the data are none."""
+    two = isinstance(found, Sized) and not isinstance(found, Tensor) and len(found) == 2
+    if not two or not all(isinstance(part, Tensor) for part in found):
+        raise TypeError(
+            f"`{data}` gives a {type(found).__name__}; a study trains on a pair of tensors "
+            "(inputs, labels) that is held in memory; return that from the factory."
+        )
+    inputs, targets = found
+    if targets.is_floating_point() or targets.dim() != 1:
+        raise ValueError(
+            f"the targets of `{data}` are {targets.dtype} of shape {tuple(targets.shape)}; a study "
+            "trains classifiers: give whole class numbers of shape (N,)."
+        )
+    return inputs, targets
+
+
+def _noise(samples: int, seed: int) -> Prepared:
+    """Random inputs with random labels, of which nothing can be learned; tested on themselves."""
+    generator = source(seed, "noise")
+    inputs = torch.randn(samples, *_NOISE_SHAPE, generator=generator, dtype=torch.float64)
+    targets = torch.randint(_NOISE_CLASSES, (samples,), generator=generator)
+    return Prepared(inputs, targets, inputs, targets, _NOISE_CLASSES)

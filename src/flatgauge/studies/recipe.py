@@ -1,0 +1,180 @@
+"""A recipe: everything that makes one trained network, so that it can be made again."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from flatgauge.randomness import check_seed
+
+#: How the weights are changed at every step.
+OPTIMIZERS = ("sgd", "adam")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Data, network, training and seed of one network, as plain values.
+
+    Attributes:
+        data: A data set by name (`digits`, `mnist`, `fashion-mnist`, `cifar10`; `noise` is made of
+            random numbers and labels), or anything `fg.load_dataset` reads.
+        samples: How many training samples; None for all.
+        test_samples: How many test samples; None for all.
+        subset: None takes the first samples; a number draws them with that number as seed, the
+            same ones for all networks that share it.
+        random_labels: The share of training labels that are replaced by random ones.
+        standardise: Whether inputs get mean 0 and deviation 1, as seen on the training samples.
+        network: A network by name (see `flatgauge.networks`), or ``file.py:factory``.
+        width: Multiplies the widths of a network by name.
+        init: How its weights are drawn, by name; ``"default"`` is torch's own way.
+        optimizer: ``"sgd"`` or ``"adam"``.
+        rate: The learning rate.
+        momentum: Of ``"sgd"``.
+        weight_decay: As torch's optimisers have it.
+        batch: Samples per step.
+        epochs: The most passes over the data; 0 leaves the network as it is drawn.
+        loss_goal: Training is done when the loss on all training samples is at most this.
+        accuracy_goal: And their accuracy at least this.
+        gradient_goal: And the norm of the gradient over all of them at most this.
+        dtype: ``"float32"`` or ``"float64"``.
+        rescaling: How the network is rewritten before it is measured again: ``"layers 5..25"``
+            multiplies every layer by a random factor of that range and divides the last one,
+            ``"units 1/16..16"`` does so for every hidden unit, ``"5, 4, 1/20"`` names the factors
+            of all layers (their product is 1); None does not measure again.
+        seed: Of everything random: labels, weights, order of samples, factors.
+    """
+
+    data: str = "digits"
+    samples: int | None = None
+    test_samples: int | None = None
+    subset: int | None = None
+    random_labels: float = 0.0
+    standardise: bool = True
+    network: str = "mlp-2x64"
+    width: float = 1.0
+    init: str = "default"
+    optimizer: str = "sgd"
+    rate: float = 0.1
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    batch: int = 32
+    epochs: int = 100
+    loss_goal: float | None = None
+    accuracy_goal: float | None = None
+    gradient_goal: float | None = None
+    dtype: str = "float32"
+    rescaling: str | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_seed(self.seed)
+        for name in ("samples", "test_samples"):
+            _whole(name, getattr(self, name), 1, optional=True)
+        _whole("subset", self.subset, 0, optional=True)
+        _whole("batch", self.batch, 1)
+        _whole("epochs", self.epochs, 0)
+        for name, low, high in (
+            ("random_labels", 0.0, 1.0),
+            ("momentum", 0.0, 1.0),
+            ("weight_decay", 0.0, math.inf),
+        ):
+            _within(name, getattr(self, name), low, high)
+        for name in ("width", "rate"):
+            _within(name, getattr(self, name), math.ulp(0.0), math.inf)
+        for name in ("loss_goal", "gradient_goal"):
+            _within(name, getattr(self, name), math.ulp(0.0), math.inf, optional=True)
+        _within("accuracy_goal", self.accuracy_goal, 0.0, 1.0, optional=True)
+        _one_of("optimizer", self.optimizer, OPTIMIZERS)
+        _one_of("dtype", self.dtype, ("float32", "float64"))
+        if self.momentum and self.optimizer != "sgd":
+            raise ValueError(
+                f"`momentum={self.momentum!r}` is of 'sgd', and `optimizer={self.optimizer!r}`; "
+                "leave it out."
+            )
+
+    @classmethod
+    def from_dict(cls, contents: Mapping[str, Any]) -> Recipe:
+        """The recipe that `to_dict` was called on.
+
+        Args:
+            contents: What it gave.
+
+        Returns:
+            The recipe.
+
+        Raises:
+            ValueError: If a field is unknown.
+        """
+        unknown = sorted(set(contents) - set(FIELDS))
+        if unknown:
+            raise ValueError(
+                f"a recipe has no field {', '.join(map(repr, unknown))}; it has "
+                f"{', '.join(FIELDS)}."
+            )
+        return cls(**contents)
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields, by name.
+
+        Returns:
+            Plain values.
+        """
+        return asdict(self)
+
+    def but(self, **changes: Any) -> Recipe:
+        """The same with some fields changed.
+
+        Args:
+            **changes: The new values.
+
+        Returns:
+            Another recipe.
+        """
+        return replace(self, **changes)
+
+    @property
+    def digest(self) -> str:
+        """Eight letters that belong to these values alone."""
+        text = json.dumps(self.to_dict(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+    @property
+    def has_goal(self) -> bool:
+        """Whether training can be done before the last epoch."""
+        return any(
+            goal is not None for goal in (self.loss_goal, self.accuracy_goal, self.gradient_goal)
+        )
+
+
+#: The names of a recipe's fields.
+FIELDS = tuple(field.name for field in fields(Recipe))
+
+
+def _whole(name: str, value: Any, least: int, *, optional: bool = False) -> None:
+    """Refuse what is no whole number of at least some size."""
+    if optional and value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        also = ", or None" if optional else ""
+        raise ValueError(f"`{name}={value!r}` must be a whole number of at least {least}{also}.")
+
+
+def _within(name: str, value: Any, low: float, high: float, *, optional: bool = False) -> None:
+    """Refuse what is no number of a range."""
+    if optional and value is None:
+        return
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if not (number and low <= value <= high and math.isfinite(value)):
+        least = "above 0" if low == math.ulp(0.0) else f"of at least {low:g}"
+        most = "" if high == math.inf else f" and at most {high:g}"
+        raise ValueError(f"`{name}={value!r}` must be a finite number {least}{most}.")
+
+
+def _one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
+    """Refuse what has no meaning."""
+    if value not in known:
+        raise ValueError(f"`{name}={value!r}` is unknown; use one of {', '.join(known)}.")

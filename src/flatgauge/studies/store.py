@@ -1,0 +1,187 @@
+"""The folder of a study: every finished network and its row, each written whole or not at all.
+
+A network is one file with its recipe and how training went in its header, so that it is complete
+by itself; its row of measurements is another. A run is held by a lock that the system releases
+when its process ends, in whatever way: nothing has to be cleaned up after a crash.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from flatgauge.report.json_text import numbers, plain
+from flatgauge.studies.recipe import Recipe
+from flatgauge.studies.training import Trained
+from flatgauge.weights import load_weights
+from flatgauge.writing import write_whole
+
+_DECLARATION = "study.json"
+
+
+class Store:
+    """A study's folder.
+
+    Attributes:
+        folder: Where it is.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder).expanduser()
+
+    def open(self, declaration: Mapping[str, Any], *, resume: bool) -> None:
+        """Begin a study here, or go on with it.
+
+        Args:
+            declaration: What the study is.
+            resume: Whether to go on with what is there.
+
+        Raises:
+            FileExistsError: If there are runs and they are not to be resumed.
+            ValueError: If the folder holds another study.
+        """
+        for part in ("models", "rows", "locks"):
+            (self.folder / part).mkdir(parents=True, exist_ok=True)
+        place = self.folder / _DECLARATION
+        wanted = plain(declaration)
+        if not place.exists():
+            write_whole(place, json.dumps(wanted, indent=2, ensure_ascii=False))
+            return
+        if not resume:
+            raise FileExistsError(
+                f"`{self.folder}` already holds a study; go on with it (`--resume`, or "
+                "`resume=True`), or name another folder."
+            )
+        found = json.loads(place.read_text(encoding="utf-8"))
+        differing = [key for key in wanted if found.get(key) != wanted[key]]
+        if differing:
+            raise ValueError(
+                f"`{self.folder}` holds another study: it differs in {', '.join(differing)}; "
+                "resume it as it was declared, or name another folder."
+            )
+
+    def declaration(self) -> dict[str, Any]:
+        """What the study is.
+
+        Returns:
+            What `open` was given.
+
+        Raises:
+            FileNotFoundError: If there is no study.
+        """
+        place = self.folder / _DECLARATION
+        if not place.exists():
+            raise FileNotFoundError(
+                f"`{self.folder}` holds no study; name a folder that `flatgauge study` wrote."
+            )
+        found = json.loads(place.read_text(encoding="utf-8"))
+        assert isinstance(found, dict)
+        return found
+
+    @contextmanager
+    def held(self, run: str) -> Iterator[bool]:
+        """Hold a run against other processes.
+
+        Args:
+            run: Its name.
+
+        Yields:
+            Whether it is held here; not if another process holds it.
+        """
+        import fcntl
+
+        with open(self.folder / "locks" / run, "w", encoding="utf-8") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield False
+                return
+            yield True
+
+    def keep_model(self, run: str, recipe: Recipe, trained: Trained) -> None:
+        """Write a trained network with its recipe.
+
+        Args:
+            run: Its name.
+            recipe: How it was made.
+            trained: The network.
+        """
+        from safetensors.torch import save
+
+        weights = {name: part.contiguous() for name, part in trained.model.state_dict().items()}
+        header = {"recipe": recipe.to_dict(), "training": trained.facts()}
+        text = {key: json.dumps(plain(value)) for key, value in header.items()}
+        write_whole(self._model(run), save(weights, metadata=text))
+
+    def training(self, run: str) -> dict[str, Any] | None:
+        """How a network's training went.
+
+        Args:
+            run: Its name.
+
+        Returns:
+            The facts, None if it is not there.
+        """
+        from safetensors import safe_open
+
+        if not self._model(run).exists():
+            return None
+        with safe_open(self._model(run), framework="pt") as file:
+            found = numbers(json.loads(file.metadata()["training"]))
+        assert isinstance(found, dict)
+        return found
+
+    def load_model(self, run: str, model: nn.Module) -> None:
+        """Put the weights of a finished network into a network of its shape.
+
+        Args:
+            run: Its name.
+            model: Changed in place.
+        """
+        load_weights(model, self._model(run))
+
+    def keep_row(self, run: str, row: Mapping[str, Any]) -> None:
+        """Write what was measured of a network.
+
+        Args:
+            run: Its name.
+            row: Plain values.
+        """
+        write_whole(self._row(run), json.dumps(plain(row), ensure_ascii=False))
+
+    def has_row(self, run: str) -> bool:
+        """Whether a run is finished.
+
+        Args:
+            run: Its name.
+
+        Returns:
+            Whether its row is there.
+        """
+        return self._row(run).exists()
+
+    def row(self, run: str) -> dict[str, Any] | None:
+        """What was measured of a network.
+
+        Args:
+            run: Its name.
+
+        Returns:
+            The row, None if it is not there.
+        """
+        if not self.has_row(run):
+            return None
+        found = numbers(json.loads(self._row(run).read_text(encoding="utf-8")))
+        assert isinstance(found, dict)
+        return found
+
+    def _model(self, run: str) -> Path:
+        return self.folder / "models" / f"{run}.safetensors"
+
+    def _row(self, run: str) -> Path:
+        return self.folder / "rows" / f"{run}.json"

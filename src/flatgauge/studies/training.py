@@ -1,0 +1,265 @@
+"""Training one network until its recipe's goals are reached."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flatgauge.networks import build, initialise
+from flatgauge.randomness import drawing_from, source
+from flatgauge.studies.preparing import Prepared
+from flatgauge.studies.recipe import Recipe
+from flatgauge.user_code import build_model
+
+#: States of a trained network; only the first enters statistics.
+REACHED, MISSED, DIVERGED = "reached", "not reached", "diverged"
+
+#: The whole training set is looked at when the loss over an epoch is within this factor of its
+#: goal: while weights still move, that loss is above the one at the end of the epoch.
+_NEAR = 5.0
+
+#: Samples in one pass without gradients.
+_PASS = 2000
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How a network does on all samples.
+
+    Attributes:
+        train_loss: Mean cross-entropy on the training samples.
+        train_accuracy: Share of training samples with the right class, as labelled there.
+        gradient_norm: Of the mean training loss; None where it was not asked for.
+        test_loss: On the test samples.
+        test_accuracy: On the test samples.
+        norm: Of all trainable parameters.
+    """
+
+    train_loss: float
+    train_accuracy: float
+    gradient_norm: float | None
+    test_loss: float
+    test_accuracy: float
+    norm: float
+
+
+@dataclass(frozen=True)
+class Trained:
+    """A network at the end of its training.
+
+    Attributes:
+        model: In evaluation mode.
+        state: ``"reached"``, ``"not reached"`` or ``"diverged"``.
+        epochs: Passes over the data.
+        steps: Changes of the weights.
+        standing: How it does.
+        seconds: Wall-clock time of the training.
+        replaced: How many training labels are not the true ones.
+    """
+
+    model: nn.Module
+    state: str
+    epochs: int
+    steps: int
+    standing: Standing
+    seconds: float
+    replaced: int
+
+    def facts(self) -> dict[str, Any]:
+        """All but the model, as plain values.
+
+        Returns:
+            Values by name.
+        """
+        own = {name: getattr(self, name) for name in ("state", "epochs", "steps", "replaced")}
+        return own | asdict(self.standing) | {"seconds": self.seconds}
+
+
+def network(recipe: Recipe, prepared: Prepared) -> nn.Module:
+    """The network of a recipe with its first weights.
+
+    Args:
+        recipe: Which.
+        prepared: Its data.
+
+    Returns:
+        The network.
+    """
+    with drawing_from(recipe.seed, "weights"):
+        if ":" in recipe.network:
+            model = build_model(recipe.network)
+        else:
+            model = build(
+                recipe.network,
+                shape=prepared.shape,
+                classes=prepared.classes,
+                width=recipe.width,
+            )
+    initialise(model, recipe.init, source(recipe.seed, "weights"))
+    return model.to(getattr(torch, recipe.dtype))
+
+
+def train(recipe: Recipe, prepared: Prepared) -> Trained:
+    """Train a network from its first weights until its goals are reached.
+
+    Args:
+        recipe: How.
+        prepared: Its data.
+
+    Returns:
+        The network, and how it came out.
+    """
+    start = time.perf_counter()
+    model = network(recipe, prepared)
+    optimizer = optimizer_of(recipe, model)
+    order = source(recipe.seed, "order")
+    epochs, steps = 0, 0
+    at_once = not recipe.epochs and reached(recipe, model, prepared, math.inf, last=True)
+    state = REACHED if at_once else MISSED
+    while state == MISSED and epochs < recipe.epochs:
+        model.train()
+        total = torch.zeros((), dtype=torch.float64)
+        for chosen in torch.randperm(len(prepared.inputs), generator=order).split(recipe.batch):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(prepared.inputs[chosen]), prepared.targets[chosen])
+            loss.backward()
+            optimizer.step()
+            total += loss.detach() * len(chosen)
+            steps += 1
+        epochs += 1
+        mean = total.item() / len(prepared.inputs)
+        if not math.isfinite(mean):
+            state = DIVERGED
+        elif reached(recipe, model, prepared, mean, last=epochs == recipe.epochs):
+            state = REACHED
+    optimizer.zero_grad()
+    model.eval()
+    return Trained(
+        model,
+        state,
+        epochs,
+        steps,
+        standing(model, prepared, gradient=recipe.gradient_goal is not None),
+        time.perf_counter() - start,
+        prepared.replaced,
+    )
+
+
+def optimizer_of(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
+    """What changes the weights.
+
+    Args:
+        recipe: How.
+        model: Whose.
+
+    Returns:
+        A torch optimiser.
+    """
+    if recipe.optimizer == "adam":
+        return torch.optim.Adam(
+            model.parameters(), lr=recipe.rate, weight_decay=recipe.weight_decay, fused=True
+        )
+    return torch.optim.SGD(
+        model.parameters(),
+        lr=recipe.rate,
+        momentum=recipe.momentum,
+        weight_decay=recipe.weight_decay,
+        fused=True,
+    )
+
+
+def reached(
+    recipe: Recipe, model: nn.Module, prepared: Prepared, mean: float, *, last: bool = False
+) -> bool:
+    """Whether a network is where its recipe wants it, on all training samples.
+
+    Args:
+        recipe: Whose goals.
+        model: The network; left in evaluation mode if it was looked at.
+        prepared: Its data.
+        mean: The loss over the last epoch, by which most looks are spared.
+        last: Whether this is the last chance, so that it is looked at in any case.
+
+    Returns:
+        Whether all goals are reached; with no goals, whether all epochs are over.
+    """
+    if not recipe.has_goal:
+        return last
+    if recipe.loss_goal is not None and mean > _NEAR * recipe.loss_goal and not last:
+        return False
+    model.eval()
+    loss, accuracy = scores(model, prepared.inputs, prepared.targets)
+    if recipe.loss_goal is not None and loss > recipe.loss_goal:
+        return False
+    if recipe.accuracy_goal is not None and accuracy < recipe.accuracy_goal:
+        return False
+    return (
+        recipe.gradient_goal is None
+        or gradient_norm(model, prepared.inputs, prepared.targets) <= recipe.gradient_goal
+    )
+
+
+def standing(model: nn.Module, prepared: Prepared, *, gradient: bool = False) -> Standing:
+    """How a network does on all samples.
+
+    Args:
+        model: In evaluation mode.
+        prepared: Its data.
+        gradient: Whether the gradient's norm is wanted.
+
+    Returns:
+        Losses, accuracies and norms.
+    """
+    train_loss, train_accuracy = scores(model, prepared.inputs, prepared.targets)
+    test_loss, test_accuracy = scores(model, prepared.test_inputs, prepared.test_targets)
+    squares = sum(float(part.detach().double().square().sum()) for part in model.parameters())
+    steepness = gradient_norm(model, prepared.inputs, prepared.targets) if gradient else None
+    return Standing(
+        train_loss, train_accuracy, steepness, test_loss, test_accuracy, math.sqrt(squares)
+    )
+
+
+def scores(model: nn.Module, inputs: Tensor, targets: Tensor) -> tuple[float, float]:
+    """The mean cross-entropy and the share of right classes, without a gradient.
+
+    Args:
+        model: In evaluation mode.
+        inputs: Of all samples.
+        targets: Their labels.
+
+    Returns:
+        Loss and accuracy.
+    """
+    total, right = 0.0, 0
+    with torch.no_grad():
+        for x, y in zip(inputs.split(_PASS), targets.split(_PASS), strict=True):
+            outputs = model(x)
+            total += float(F.cross_entropy(outputs, y, reduction="sum").double())
+            right += int((outputs.argmax(1) == y).sum())
+    return total / len(inputs), right / len(inputs)
+
+
+def gradient_norm(model: nn.Module, inputs: Tensor, targets: Tensor) -> float:
+    """The norm of the gradient of the mean loss.
+
+    Args:
+        model: In evaluation mode; its `.grad` is not touched.
+        inputs: Of all samples.
+        targets: Their labels.
+
+    Returns:
+        The norm.
+    """
+    parameters = [part for part in model.parameters() if part.requires_grad]
+    sums = [torch.zeros_like(part, dtype=torch.float64) for part in parameters]
+    for x, y in zip(inputs.split(_PASS), targets.split(_PASS), strict=True):
+        loss = F.cross_entropy(model(x), y, reduction="sum")
+        for total, part in zip(sums, torch.autograd.grad(loss, parameters), strict=True):
+            total += part
+    return math.sqrt(sum(float(total.square().sum()) for total in sums)) / len(inputs)
