@@ -27,7 +27,7 @@ def perceptron(name: str, *, about: str = "", paper: str = "") -> Architecture |
 
     Args:
         name: The name; `f1` stands for `mlp-300-100`.
-        about: What it is; None makes a sentence of its hidden layers.
+        about: What it is; if empty, its hidden layers are listed.
         paper: Who used it.
 
     Returns:
