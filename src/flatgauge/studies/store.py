@@ -118,6 +118,17 @@ class Store:
         text = {key: json.dumps(plain(value)) for key, value in header.items()}
         write_whole(self._model(run), save(weights, metadata=text))
 
+    def has_model(self, run: str) -> bool:
+        """Whether a run's network is trained.
+
+        Args:
+            run: Its name.
+
+        Returns:
+            Whether it is there.
+        """
+        return self._model(run).exists()
+
     def training(self, run: str) -> dict[str, Any] | None:
         """How a network's training went.
 
@@ -129,7 +140,7 @@ class Store:
         """
         from safetensors import safe_open
 
-        if not self._model(run).exists():
+        if not self.has_model(run):
             return None
         with safe_open(self._model(run), framework="pt") as file:
             found = numbers(json.loads(file.metadata()["training"]))

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import multiprocessing
 import time
+from collections.abc import Hashable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from flatgauge.asking import Progress, as_listener
 from flatgauge.studies.findings import Findings
+from flatgauge.studies.preparing import Prepared, prepare
+from flatgauge.studies.recipe import Recipe
 from flatgauge.studies.running import complete
+from flatgauge.studies.stacking import SIZE, stack_key, train_stacked, worth_stacking
 from flatgauge.studies.store import Store
 from flatgauge.studies.study import Study
 
@@ -56,16 +61,28 @@ def run_study(
     return Findings.of(study, store, folder)
 
 
-def work(study: Study, store: Store, folder: str | None, listener: Progress | None = None) -> None:
+def work(
+    study: Study,
+    store: Store,
+    folder: str | None,
+    listener: Progress | None = None,
+    *,
+    workers: int = 1,
+) -> None:
     """Take one open run after the other, beside other processes, until all are done.
+
+    Networks that are trained faster together than one by one are trained first, in stacks.
 
     Args:
         study: The study.
         store: Its folder.
         folder: Where data sets are.
         listener: Called before each run.
+        workers: How many processes share the work, so that none takes it all.
     """
     runs = study.runs()
+    for group in _stacks(study, store, folder):
+        _train_together(study, group, store, folder, -(-len(group) // workers), listener)
     while True:
         waiting, found = [run for run in runs if not store.has_row(run)], False
         for run in waiting:
@@ -80,6 +97,47 @@ def work(study: Study, store: Store, folder: str | None, listener: Progress | No
             time.sleep(_PAUSE)
 
 
+def _stacks(study: Study, store: Store, folder: str | None) -> list[list[str]]:
+    """Runs that lack their network and gain from being trained together."""
+    groups: dict[Hashable, list[str]] = {}
+    for run, recipe in study.runs().items():
+        if not store.has_row(run) and not store.has_model(run):
+            prepared = prepare(recipe, folder)
+            if worth_stacking(recipe, prepared):
+                groups.setdefault(stack_key(recipe, prepared), []).append(run)
+    return [group for group in groups.values() if len(group) > 1]
+
+
+def _train_together(
+    study: Study,
+    group: list[str],
+    store: Store,
+    folder: str | None,
+    size: int,
+    listener: Progress | None,
+) -> None:
+    """Train those networks of a group that no other process holds; keep each when it is done."""
+    runs, held = study.runs(), {}
+
+    def jobs() -> Iterator[tuple[str, Recipe, Prepared]]:
+        for run in group:
+            lock = ExitStack()
+            if lock.enter_context(store.held(run)) and not store.has_model(run):
+                held[run] = lock
+                _tell(listener, run, store, runs)
+                yield run, runs[run], prepare(runs[run], folder)
+            else:
+                lock.close()
+
+    try:
+        for run, trained in train_stacked(jobs(), size=min(size, SIZE)):
+            store.keep_model(run, runs[run], trained)
+            held.pop(run).close()
+    finally:
+        for lock in held.values():
+            lock.close()
+
+
 def _work_together(
     study: Study, store: Store, folder: str | None, workers: int, listener: Progress | None
 ) -> None:
@@ -89,7 +147,7 @@ def _work_together(
         return
     context = multiprocessing.get_context("spawn")
     helpers = [
-        context.Process(target=_worker, args=(study, store, folder), daemon=True)
+        context.Process(target=_worker, args=(study, store, folder, workers), daemon=True)
         for _ in range(workers)
     ]
     for helper in helpers:
@@ -110,14 +168,14 @@ def _work_together(
         )
 
 
-def _worker(study: Study, store: Store, folder: str | None) -> None:
+def _worker(study: Study, store: Store, folder: str | None, workers: int) -> None:
     """Work in a process of its own, with one thread: networks of a study are small."""
     import torch
     from threadpoolctl import threadpool_limits
 
     torch.set_num_threads(1)
     threadpool_limits(1)
-    work(study, store, folder)
+    work(study, store, folder, workers=workers)
 
 
 def _tell(listener: Progress | None, run: str, store: Store, runs: dict[str, Any]) -> None:
