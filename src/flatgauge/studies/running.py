@@ -28,7 +28,18 @@ def complete(study: Study, run: str, store: Store, folder: str | None) -> None:
         run: The name of the run.
         store: The study's folder.
         folder: Where data sets are.
+
+    Raises:
+        RuntimeError: If the network cannot be trained or called.
     """
+    try:
+        _complete(study, run, store, folder)
+    except RuntimeError as error:
+        raise RuntimeError(f"run `{run}` failed: {error}") from error
+
+
+def _complete(study: Study, run: str, store: Store, folder: str | None) -> None:
+    """Train, keep, measure, keep."""
     recipe = study.runs()[run]
     prepared = prepare(recipe, folder)
     if store.training(run) is None:

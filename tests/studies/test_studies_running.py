@@ -1,0 +1,228 @@
+"""A study's folder: nothing is lost, nothing is done twice, whatever happens to its processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from small_studies import CHEAP, TINY, tiny_study
+
+import flatgauge as fg
+from flatgauge.studies.preparing import prepare
+from flatgauge.studies.store import Store
+from flatgauge.studies.training import train
+
+#: Works on the tiny study in a folder, and says which run it begins.
+WORKER = """
+import sys
+sys.path.insert(0, {tests!r})
+import torch
+torch.set_num_threads(1)
+from small_studies import TINY, tiny_study
+study = tiny_study(recipe=TINY.but(samples=400, epochs=60, network="lenet5"), seeds=1)
+study.run({folder!r}, resume=True, progress=lambda run, done, total: print(run, flush=True))
+"""
+
+
+def worker(folder: Path) -> subprocess.Popen[str]:
+    code = WORKER.format(tests=str(Path(__file__).parent), folder=str(folder))
+    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+
+
+def numbers_of(folder: Path) -> dict[str, object]:
+    """What was found, without times."""
+    found = {}
+    for path in sorted((folder / "rows").glob("*.json")):
+        row = json.loads(path.read_text())
+        row["training"].pop("seconds")
+        values = {name: part["value"] for name, part in row["measured"]["measures"].items()}
+        found[path.stem] = row["recipe"], row["training"], values
+    return found
+
+
+def stamps(folder: Path) -> dict[str, tuple[int, int]]:
+    """Which file every finished thing is, and when it was written."""
+    done = [*(folder / "models").glob("*.safetensors"), *(folder / "rows").glob("*.json")]
+    return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in done}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    assert worker(folder).wait(timeout=300) == 0
+    return folder
+
+
+@pytest.mark.slow
+def test_killed_at_random_points_it_goes_on_with_no_run_lost_or_done_twice(
+    undisturbed: Path, tmp_path: Path
+) -> None:
+    seed = random.randrange(2**32)
+    print("seed of the kills:", seed)
+    generator = random.Random(seed)
+    kept: dict[str, tuple[int, int]] = {}
+    for _ in range(4):
+        process = worker(tmp_path)
+        wanted = len(kept) + generator.randint(0, 2)
+        # At least one thing of every process is begun: what is killed is never only the start.
+        begun = process.stdout.readline()
+        while process.poll() is None and len(stamps(tmp_path)) < wanted:
+            time.sleep(0.01)
+        time.sleep(generator.random() * 0.4)
+        process.send_signal(signal.SIGKILL)
+        process.wait(timeout=60)
+        assert begun or process.returncode == 0
+        now = stamps(tmp_path)
+        assert kept.items() <= now.items(), f"finished files were touched, seed {seed}"
+        kept = now
+    assert worker(tmp_path).wait(timeout=300) == 0
+    assert kept.items() <= stamps(tmp_path).items(), f"finished files were touched, seed {seed}"
+    assert numbers_of(tmp_path) == numbers_of(undisturbed)
+
+
+@pytest.mark.slow
+def test_two_processes_share_a_study(undisturbed: Path, tmp_path: Path) -> None:
+    processes = [worker(tmp_path), worker(tmp_path)]
+    begun = [run for process in processes for run in process.communicate(timeout=300)[0].split()]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert sorted(begun) == sorted(numbers_of(undisturbed)), "every run once"
+    assert numbers_of(tmp_path) == numbers_of(undisturbed)
+
+
+def test_workers_find_what_one_process_finds(tmp_path: Path) -> None:
+    study = tiny_study()
+    alone = study.run(tmp_path / "alone").to_frame()
+    together = study.run(tmp_path / "together", workers=2).to_frame()
+    assert alone.drop(columns="seconds").equals(together.drop(columns="seconds"))
+
+
+def test_a_row_is_reproducible_from_its_recipe(tmp_path: Path) -> None:
+    found = tiny_study().run(tmp_path)
+    run, row = list(found.rows.items())[5]
+    recipe = fg.Recipe.from_dict(row["recipe"])
+    again = train(recipe, prepare(recipe, None))
+    assert again.standing.test_loss == row["training"]["test_loss"]
+    weights = dict(found.surface(run).model.state_dict())
+    assert all(part.equal(weights[name]) for name, part in again.model.state_dict().items())
+    surface = found.surface(run)
+    value = fg.measure(surface, measures=CHEAP, seed=recipe.seed)["fisher_rao_norm"].value
+    assert value == row["measured"]["measures"]["fisher_rao_norm"]["value"]
+
+
+def test_a_network_that_is_there_is_measured_and_not_trained_again(tmp_path: Path) -> None:
+    study = tiny_study()
+    study.run(tmp_path)
+    before = stamps(tmp_path)
+    row = next((tmp_path / "rows").glob("*.json"))
+    first = row.read_text()
+    row.unlink()
+    study.run(tmp_path, resume=True)
+    after = stamps(tmp_path)
+    assert {k: v for k, v in before.items() if k != row.name}.items() <= after.items()
+    assert json.loads(first)["training"] == json.loads(row.read_text())["training"]
+
+
+def test_a_folder_with_a_study_is_not_overwritten(tmp_path: Path) -> None:
+    study = tiny_study()
+    study.run(tmp_path)
+    with pytest.raises(FileExistsError, match="already holds a study; go on with it"):
+        study.run(tmp_path)
+    with pytest.raises(ValueError, match="holds another study: it differs in seeds"):
+        tiny_study(seeds=3).run(tmp_path, resume=True)
+    with pytest.raises(ValueError, match="`workers=0` must be"):
+        study.run(tmp_path / "other", workers=0)
+
+
+def test_findings_are_read_from_the_folder(tmp_path: Path) -> None:
+    found = tiny_study().run(tmp_path)
+    assert fg.Findings.read(tmp_path).to_frame().equals(found.to_frame())
+    with pytest.raises(FileNotFoundError, match="holds no study"):
+        fg.Findings.read(tmp_path / "nothing")
+
+
+def test_a_failing_worker_is_told_and_nothing_is_lost(tmp_path: Path, capfd) -> None:
+    file = tmp_path / "net.py"
+    file.write_text("import torch\ndef net(): return torch.nn.Linear(3, 10)")  # does not fit
+    study = tiny_study(recipe=TINY.but(network=f"{file}:net"))
+    with pytest.raises(RuntimeError, match="before the study was done"):
+        study.run(tmp_path / "out", workers=2)
+    assert "batch-8_rate-0.05" in capfd.readouterr().err
+
+
+def test_a_run_that_fails_names_itself(tmp_path: Path) -> None:
+    file = tmp_path / "net.py"
+    file.write_text("import torch\ndef net(): return torch.nn.Linear(3, 10)")
+    study = tiny_study(recipe=TINY.but(network=f"{file}:net"))
+    with pytest.raises(RuntimeError, match=r"run `batch-8_rate-0.05_seed-0_\w+` failed"):
+        study.run(tmp_path / "out")
+
+
+def test_what_diverged_is_kept_marked_and_not_counted(tmp_path: Path) -> None:
+    study = tiny_study(factors={"rate": [0.05, 1e30]}, seeds=2)
+    found = study.run(tmp_path)
+    assert list(found.to_frame()["state"]) == ["reached", "reached", "diverged", "diverged"]
+    assert list(found.counted["rate"]) == [0.05, 0.05]
+    assert "2 diverged: neither measured nor counted." in repr(found)
+    assert "2 count." in repr(found)
+
+
+def test_what_did_not_reach_its_goal_is_measured_and_not_counted(tmp_path: Path) -> None:
+    recipe = TINY.but(loss_goal=1.5, epochs=25)
+    study = tiny_study(recipe=recipe, factors={"rate": [1e-6, 0.3]}, seeds=2)
+    found = study.run(tmp_path)
+    frame = found.to_frame()
+    assert list(frame["state"]) == ["not reached", "not reached", "reached", "reached"]
+    assert frame["fisher_rao_norm"].notna().all()
+    assert len(found.counted) == 2
+    assert "2 did not reach a training loss of at most 1.5 within 25 epochs" in repr(found)
+
+
+def test_nothing_counts(tmp_path: Path) -> None:
+    study = tiny_study(recipe=TINY.but(loss_goal=1e-9), factors={"rate": [0.1]}, seeds=2)
+    found = study.run(tmp_path)
+    assert "no network counts" in repr(found)
+    with pytest.raises(ValueError, match="nothing to report"):
+        found.write()
+    with pytest.raises(KeyError, match="is not finished; there are rate-0.1_seed-0"):
+        found.surface("no")
+
+
+def test_the_model_file_says_how_it_was_made(tmp_path: Path) -> None:
+    from safetensors import safe_open
+
+    study = tiny_study()
+    study.run(tmp_path)
+    for run, recipe in study.runs().items():
+        with safe_open(tmp_path / "models" / f"{run}.safetensors", framework="pt") as file:
+            header = file.metadata()
+        assert fg.Recipe.from_dict(json.loads(header["recipe"])) == recipe
+        assert json.loads(header["training"]) == Store(tmp_path).row(run)["training"]
+
+
+def test_rescaled_networks_are_measured_again(tmp_path: Path) -> None:
+    recipe = TINY.but(rescaling="units 1/100..100", dtype="float64")
+    found = tiny_study(
+        recipe=recipe, factors={"batch": [8]}, measures=["fisher_rao_norm", "hessian_trace"]
+    ).run(tmp_path)
+    plain, again = found.to_frame(), found.rescaled_frame()
+    assert again["fisher_rao_norm"].tolist() == pytest.approx(plain["fisher_rao_norm"].tolist())
+    ratios = again["hessian_trace"] / plain["hessian_trace"]
+    assert ((ratios < 0.5) | (ratios > 2)).all()
+
+
+def test_the_global_state_is_left_as_it_was(tmp_path: Path) -> None:
+    torch.manual_seed(7)
+    before, threads = torch.get_rng_state(), torch.get_num_threads()
+    folder = os.getcwd()
+    tiny_study().run(tmp_path)
+    assert torch.get_rng_state().equal(before)
+    assert torch.get_num_threads() == threads
+    assert os.getcwd() == folder
