@@ -146,6 +146,14 @@ def test_groups_beyond_the_colours_still_differ():
     assert len({(trace.marker.symbol, trace.marker.color) for trace in found}) == 12
 
 
+@pytest.mark.parametrize("levels", [[1.0, 2.0], [float(k) for k in range(9)], [], ["a"]])
+def test_points_without_a_group_are_not_lost(levels):
+    groups = [*levels, np.nan, np.nan]
+    found = points(figure(by_hand(range(len(groups)), range(len(groups)), groups=groups)))
+    assert sum(len(trace.x) for trace in found) == len(groups)
+    assert found[-1].name == ("nan" if levels == ["a"] else "not known")
+
+
 def test_many_numbers_have_a_colour_bar():
     found = figure(cloud(factor="norm"))
     (smooth, out) = points(found)
