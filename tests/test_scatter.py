@@ -56,6 +56,8 @@ def test_the_axis_is_logarithmic_where_that_is_possible_and_useful():
     assert not by_hand([0, 5, 1000], [0, 0, 0]).log
     assert by_hand([1, 5, 1000], [0, 0, 0]).axis_label == "x (log scale)"
     assert by_hand([1, 2, np.inf], [0, 0, 0]).axis_label == "x\n1 of 3 not finite, not drawn"
+    long = cloud("riemannian_max_eigenvalue_nodewise").axis_label
+    assert long == "riemannian_max_\neigenvalue_nodewise (log scale)"
 
 
 def test_the_line_is_that_of_least_squares_on_the_shown_scale():
@@ -144,6 +146,14 @@ def test_groups_beyond_the_colours_still_differ():
     assert len({(trace.marker.symbol, trace.marker.color) for trace in found}) == 12
 
 
+@pytest.mark.parametrize("levels", [[1.0, 2.0], [float(k) for k in range(9)], [], ["a"]])
+def test_points_without_a_group_are_not_lost(levels):
+    groups = [*levels, np.nan, np.nan]
+    found = points(figure(by_hand(range(len(groups)), range(len(groups)), groups=groups)))
+    assert sum(len(trace.x) for trace in found) == len(groups)
+    assert found[-1].name == ("nan" if levels == ["a"] else "not known")
+
+
 def test_many_numbers_have_a_colour_bar():
     found = figure(cloud(factor="norm"))
     (smooth, out) = points(found)
@@ -175,7 +185,8 @@ def test_panels_share_their_vertical_axis_and_stand_in_rows():
     found = plot_panels(clouds)
     assert len(found.axes) == 6
     assert {ax.get_ylim() for ax in found.axes} == {y_limits(clouds)}
-    assert [ax.get_xlabel().split("\n")[0].split(" ")[0] for ax in found.axes] == MEASURES
+    labels = [ax.get_xlabel().replace("_\n", "_") for ax in found.axes]
+    assert [label.split()[0] for label in labels] == MEASURES
     assert len(found.legends) == 1
     assert found.get_figwidth() < 8
     drawn = panels_figure(clouds).layout

@@ -15,7 +15,13 @@ from flatgauge.report.coefficient import Coefficient, coefficient, folded
 from flatgauge.report.frame_table import NamedTable, cell, frame_contents, frame_table
 from flatgauge.report.number import Number
 from flatgauge.report.study_headline import study_headline
-from flatgauge.report.study_numbers import change_kind, change_rows, correlation_text, other_rows
+from flatgauge.report.study_numbers import (
+    change_kind,
+    change_rows,
+    correlation_text,
+    notes_of,
+    other_rows,
+)
 from flatgauge.report.study_page import write_study_page
 from flatgauge.report.study_pictures import MOST_PANELS, Points, layer_grids, measure_choices
 from flatgauge.report.study_words import statistics_words
@@ -184,6 +190,20 @@ def test_intervals_are_folded_into_their_numbers():
     assert first.cells["information"] == Number("0.12", "0.12")
     assert first.cells["partial[rate]"] is None
     assert "pearson_low" not in folded(frame)
+
+
+def test_every_note_is_told_once_and_referred_to(full):
+    text = "granulated, kendall: rests on 3 seeds; and is rough; partial[rate]: no value"
+    frame = pd.DataFrame({"notes": [text, "", None, ["a", "b"]]}, index=list("wxyz"))
+    assert notes_of(frame, "w") == [
+        "granulated, kendall: rests on 3 seeds; and is rough",
+        "partial[rate]: no value",
+    ]
+    assert [notes_of(frame, row) for row in "xyz"] == [[], [], ["a", "b"]]
+    assert notes_of(frame[[]], "w") == []
+    links = [attrs["href"] for attrs, _ in full.of("a") if attrs.get("class") == "footnote"]
+    assert links == ["#note-1"]
+    assert "note-1" in full.ids
 
 
 def test_coefficients_are_drawn_where_they_lie():

@@ -19,8 +19,8 @@ MOST_LEVELS = 6
 #: Positive values that span more than this factor are shown on a logarithmic axis.
 _DECADE = 10.0
 
-#: Letters; the scale stands below longer labels, so that panels beside each other have room.
-_LONG = 22
+#: Letters; longer labels are broken, so that panels beside each other have room.
+_LONG = 24
 
 #: Where the ends of the band lie among the lines through redrawn points: 95 % between them.
 BAND = (0.025, 0.975)
@@ -80,10 +80,21 @@ class Cloud:
     @property
     def axis_label(self) -> str:
         """What stands at the axis of `x`: also its scale, and what it does not show."""
+        text = _broken(self.label)
+        if self.log:
+            gap = "\n" if len(text.split("\n")[-1]) > _LONG else " "
+            text = f"{text}{gap}(log scale)"
         missing = int((~self.there).sum())
-        gap = "\n" if len(self.label) > _LONG else " "
-        text = f"{self.label}{gap}(log scale)" if self.log else self.label
         return text + (f"\n{missing} of {len(self.x)} not finite, not drawn" if missing else "")
+
+
+def _broken(label: str) -> str:
+    """A label in two lines if it is long, broken where its words meet, near the middle."""
+    places = [at + 1 for at, letter in enumerate(label) if letter in "_ " and at + 1 < len(label)]
+    if len(label) <= _LONG or not places:
+        return label
+    middle = min(places, key=lambda at: abs(at - len(label) / 2))
+    return f"{label[:middle]}\n{label[middle:]}"
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,9 @@ from flatgauge.drawing.bars import plain_text
 from flatgauge.drawing.cloud import Cloud, Key, x_limits, y_limits
 from flatgauge.drawing.colours import HEIGHTS
 
-#: Pixels: height of a panel, of a line of its title, of what stands below it, of a colour bar.
-_PANEL, _LINE, _BELOW, _BAR = 220, 17, 62, 58
+#: Pixels: height of a panel, of one that is alone, of a line of its title, of what stands below
+#: it, of a colour bar.
+_PANEL, _ALONE, _LINE, _BELOW, _BAR = 220, 300, 17, 66, 58
 
 
 #: Between columns, as a part of the width.
@@ -55,7 +56,8 @@ def panel_layout(clouds: Sequence[Cloud], key: Key, columns: int) -> dict[str, A
     """
     rows = math.ceil(len(clouds) / columns)
     head = 8 + _LINE * max(len(cloud.title.split("\n")) if cloud.title else 0 for cloud in clouds)
-    step = _PANEL + _BELOW + head
+    tall = _PANEL if len(clouds) > 1 else _ALONE
+    step = tall + _BELOW + head
     inner = rows * step - _BELOW - head
     top, bottom = head + 34, _BELOW + (_BAR if key.smooth else 0)
     wide, ends = (1 - _GAP * (columns - 1)) / columns, y_limits(clouds)
@@ -63,7 +65,7 @@ def panel_layout(clouds: Sequence[Cloud], key: Key, columns: int) -> dict[str, A
     for number, cloud in enumerate(clouds):
         row, column = divmod(number, columns)
         left, ceiling = column * (wide + _GAP), 1 - row * step / inner
-        domains = [left, min(left + wide, 1.0)], [max(ceiling - _PANEL / inner, 0.0), ceiling]
+        domains = [left, min(left + wide, 1.0)], [max(ceiling - tall / inner, 0.0), ceiling]
         name = str(number + 1) if number else ""  # As plotly counts: xaxis, xaxis2, ...
         layout[f"xaxis{name}"] = _across(cloud) | {"domain": domains[0], "anchor": f"y{name}"}
         upwards = _upwards(cloud.target, ends, told=column == 0)

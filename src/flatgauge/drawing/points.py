@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 #: Of points that do not count, and of the line.
 GREY = "#808080"
 
+#: What points without a group are called.
+UNKNOWN = "not known"
+
 
 def draw_panel(ax: Axes, cloud: Cloud, key: Key, generator: np.random.Generator) -> Any:
     """Draw one panel of a picture with matplotlib, all but what panels share.
@@ -169,14 +172,13 @@ def _points(cloud: Cloud, chosen: Any, name: str, look: dict[str, Any]) -> dict[
 
 def _parts(cloud: Cloud, key: Key, kept: Any) -> list[tuple[int, str, Any]]:
     """The points of every group that has a colour of its own: its number, name and members."""
-    if not cloud.groups or key.smooth:
+    if not cloud.groups:
         return [(0, "", kept)] if kept.any() else []
     groups = np.array([level_text(group) for group in cloud.groups], dtype=object)
-    parts = [
-        (n, level_text(level), kept & (groups == level_text(level)))
-        for n, level in enumerate(key.levels)
-    ]
-    return [part for part in parts if part[2].any()]
+    names = [] if key.smooth else [level_text(level) for level in key.levels]
+    parts = [(number, name, kept & (groups == name)) for number, name in enumerate(names)]
+    rest = kept & ~np.isin(groups, names)  # Numbers that are missing are no level.
+    return [part for part in [*parts, (len(names), UNKNOWN, rest)] if part[2].any()]
 
 
 def _smooth(cloud: Cloud) -> tuple[Any, Floats]:

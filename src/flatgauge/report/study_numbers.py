@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -25,6 +26,9 @@ COEFFICIENTS = {
 
 #: Which of them sentences speak of, the first that is there: ranks do not depend on the axis.
 _SPOKEN = ("spearman", "kendall", "pearson")
+
+#: Where the next note begins in a text of several: with the columns that it is about.
+_NEXT = re.compile(r"; (?=[\w\[\]]+(?:, [\w\[\]]+)*: )")
 
 #: Correlations that differ by less than this are called the same.
 SAME = 0.005
@@ -119,34 +123,40 @@ def _row(
     if "count" in frame.columns:
         value = number_at(frame, measure, "count")
         count = number(value, "—" if value != value else f"{value:.0f}")
-    told = note_of(frame, measure)
-    footnotes = [1 + notes.index(told)] if told in notes else []
-    return MeasureRow(str(measure), cells, count, footnotes)
+    return MeasureRow(str(measure), cells, count, _footnotes(frame, measure, notes))
+
+
+def _footnotes(frame: pd.DataFrame, row: Any, notes: Sequence[str]) -> list[int]:
+    """The numbers of the notes on a row, from 1."""
+    return [1 + notes.index(told) for told in notes_of(frame, row) if told in notes]
 
 
 def _cell(frame: pd.DataFrame, row: Any, column: str) -> Cell:
     """A coefficient where it is one or has an interval, else what stands there."""
     if column in COEFFICIENTS or all(column + end in frame.columns for end in ENDS):
         return coefficient(frame, row, column)
-    return cell(frame.at[row, column]) or None
+    found = cell(frame.at[row, column])
+    if isinstance(found, str):
+        return found or None
+    value = float(found.full)
+    return number(value, f"{value:.3g}")
 
 
-def note_of(frame: pd.DataFrame, row: Any) -> str:
-    """The note on a row, empty where there is none.
+def notes_of(frame: pd.DataFrame, row: Any) -> list[str]:
+    """The notes on a row, one by one.
 
     Args:
-        frame: Any frame of statistics.
+        frame: Any frame of statistics, perhaps with a column ``notes``: texts, each after the
+            column it is about, joined by semicolons; or lists of texts.
         row: Which row.
 
     Returns:
-        The note.
+        The notes.
     """
-    if "notes" not in frame.columns:
-        return ""
-    told: Any = frame.at[row, "notes"]
+    told: Any = frame.at[row, "notes"] if "notes" in frame.columns else ""
     if isinstance(told, (list, tuple)):
-        return "; ".join(str(part) for part in told)
-    return told.strip() if isinstance(told, str) else ""
+        return [str(part) for part in told]
+    return [part for part in _NEXT.split(told.strip()) if part] if isinstance(told, str) else []
 
 
 @dataclass(frozen=True)
@@ -160,6 +170,7 @@ class ChangeRow:
         how: "same", "apart", "moved" or "unknown".
         word: What became of it, in a word or two.
         others: Further columns, by name.
+        footnotes: Numbers of the notes on it.
     """
 
     measure: str
@@ -168,14 +179,16 @@ class ChangeRow:
     how: str
     word: str
     others: dict[str, Cell]
+    footnotes: list[int]
 
 
-def change_rows(before_after: pd.DataFrame) -> list[ChangeRow]:
+def change_rows(before_after: pd.DataFrame, notes: Sequence[str] = ()) -> list[ChangeRow]:
     """The rows of the table of what a rescaling does.
 
     Args:
         before_after: One row per measure; columns ``before``, ``after`` with their intervals,
             and others.
+        notes: The notes that rows refer to, in the order of their numbers.
 
     Returns:
         The rows.
@@ -185,7 +198,9 @@ def change_rows(before_after: pd.DataFrame) -> list[ChangeRow]:
     for measure in before_after.index:
         before, after = (coefficient(before_after, measure, time) for time in ("before", "after"))
         rest = {c: _cell(before_after, measure, c) for c in shown}
-        found.append(ChangeRow(str(measure), before, after, *_became(before, after), rest))
+        told = _footnotes(before_after, measure, notes)
+        became = _became(before, after)
+        found.append(ChangeRow(str(measure), before, after, *became, rest, told))
     return found
 
 

@@ -24,7 +24,7 @@ from flatgauge.report.study_numbers import (
     change_kind,
     change_rows,
     correlation_rows,
-    note_of,
+    notes_of,
     other_rows,
 )
 from flatgauge.report.study_pictures import (
@@ -102,9 +102,10 @@ def write_study_page(
     _check(frame, rescaled, layers, target, measures, [*factors, *filter(None, [colour])])
     check_drawable(pictures)
     points = Points(frame, target, colour)
-    changes = [] if before_after is None else change_rows(before_after)
     kind = change_kind(before_after, correlations)
     warned = _caveats(points, [correlations, before_after], left_out, caveats)
+    notes = [note.text for note in warned.notes]
+    changes = [] if before_after is None else change_rows(before_after, notes)
     scatter = measure_choices(points, measures, correlations)
     pairs = [] if rescaled is None else pair_choices(points, rescaled, measures, changes, kind)
     grids = [] if layers is None else layer_grids(points, layers, layer_correlations)
@@ -117,7 +118,7 @@ def write_study_page(
         "target": target,
         "headline": study_headline(points, correlations, changes),
         "caveats": warned,
-        "correlations": correlation_rows(correlations, [note.text for note in warned.notes]),
+        "correlations": correlation_rows(correlations, notes),
         "coefficients": {k: v for k, v in COEFFICIENTS.items() if k in correlations.columns},
         "others": other_rows(correlations),
         "changes": changes,
@@ -214,8 +215,7 @@ def _caveats(
     notes: dict[str, dict[str, None]] = {}
     for frame in (item for item in statistics if item is not None):
         for measure in frame.index:
-            text = note_of(frame, measure)
-            if text:
+            for text in notes_of(frame, measure):
                 notes.setdefault(text, {})[str(measure)] = None
     return Caveats(
         [Caveat(text, ()) for text in dict.fromkeys(told)],

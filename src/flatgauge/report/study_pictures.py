@@ -11,7 +11,7 @@ import numpy as np
 from flatgauge.drawing.cloud import Cloud
 from flatgauge.drawing.scatter import figure, pairs_figure, panels_figure
 from flatgauge.report.coefficient import coefficient
-from flatgauge.report.layer_bars import Choice, labelled_axis
+from flatgauge.report.layer_bars import Choice
 from flatgauge.report.study_numbers import ChangeRow, correlation_text, spoken
 
 if TYPE_CHECKING:
@@ -86,13 +86,13 @@ def measure_choices(
     """
     clouds = {}
     for name in measures:
-        cloud = points.cloud(points.frame[name], labelled_axis(name), "")
+        cloud = points.cloud(points.frame[name], name, "")
         clouds[name] = replace(cloud, title=correlation_text(correlations, name, log=cloud.log))
     found = [_choice(name, figure(cloud)) for name, cloud in clouds.items()]
     if len(measures) == 1:
         return found
     shown, note = _strongest(measures, correlations)
-    together = panels_figure([replace(clouds[name], label=name) for name in shown])
+    together = panels_figure([clouds[name] for name in shown])
     return [_choice("all measures" if not note else "several measures", together, note), *found]
 
 
@@ -139,8 +139,8 @@ def pair_choices(
         times = (row.before, row.after) if row else (None, None)
         titles = [f"{kind} {time.text}" if time is not None else "" for time in times]
         pairs[name] = (
-            points.cloud(points.frame[name], labelled_axis(name), titles[0]),
-            points.cloud(rescaled[name], labelled_axis(name), titles[1]),
+            points.cloud(points.frame[name], name, titles[0]),
+            points.cloud(rescaled[name], name, titles[1]),
         )
     found = [_choice(name, pairs_figure([pair])) for name, pair in pairs.items()]
     telling = [_first(changes, pairs, how) for how in ("apart", "same")]
