@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Hashable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -131,6 +131,8 @@ def train_stacked(
     while True:
         for label, recipe, prepared in islice(waiting, size - len(members)):
             key = _fitting(recipe, prepared, key)
+            if members:
+                prepared = _sharing(prepared, members[0].prepared)
             members.append(_entering(label, recipe, prepared))
         if not members:
             return
@@ -154,6 +156,13 @@ def _fitting(recipe: Recipe, prepared: Prepared, key: Hashable | None) -> Hashab
             "shape of an input, classes, samples); train together what has one `stack_key`."
         )
     return own
+
+
+def _sharing(prepared: Prepared, other: Prepared) -> Prepared:
+    """The same data, with inputs in the same memory as others if they are equal."""
+    if prepared.inputs is other.inputs or not torch.equal(prepared.inputs, other.inputs):
+        return prepared
+    return replace(prepared, inputs=other.inputs)
 
 
 def _entering(label: Any, recipe: Recipe, prepared: Prepared) -> _Member:
