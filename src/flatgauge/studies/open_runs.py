@@ -52,7 +52,7 @@ def train_open_runs(
 
 def _is_open(store: Store, run: str) -> bool:
     """Whether a run has neither a network nor a row."""
-    return not store.has_row(run) and store.training(run) is None
+    return not store.has_row(run) and not store.has_model(run)
 
 
 class _Held:

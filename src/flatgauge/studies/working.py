@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import multiprocessing
 import time
-from collections.abc import Hashable, Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from flatgauge.asking import Progress, as_listener
 from flatgauge.studies.findings import Findings
-from flatgauge.studies.preparing import Prepared, prepare
-from flatgauge.studies.recipe import Recipe
+from flatgauge.studies.open_runs import train_open_runs
 from flatgauge.studies.running import complete
-from flatgauge.studies.stacking import SIZE, stack_key, train_stacked, worth_stacking
+from flatgauge.studies.stacking import SIZE
 from flatgauge.studies.store import Store
 from flatgauge.studies.study import Study
 
@@ -81,8 +78,13 @@ def work(
         workers: How many processes share the work, so that none takes it all.
     """
     runs = study.runs()
-    for group in _stacks(study, store, folder):
-        _train_together(study, group, store, folder, -(-len(group) // workers), listener)
+    train_open_runs(
+        study,
+        store,
+        folder,
+        size=min(SIZE, -(-len(runs) // workers)),
+        listener=lambda run: _tell(listener, run, store, runs),
+    )
     while True:
         waiting, found = [run for run in runs if not store.has_row(run)], False
         for run in waiting:
@@ -95,47 +97,6 @@ def work(
             return
         if not found:  # Others hold what is left; if one of them dies, its runs come free.
             time.sleep(_PAUSE)
-
-
-def _stacks(study: Study, store: Store, folder: str | None) -> list[list[str]]:
-    """Runs that lack their network and gain from being trained together."""
-    groups: dict[Hashable, list[str]] = {}
-    for run, recipe in study.runs().items():
-        if not store.has_row(run) and not store.has_model(run):
-            prepared = prepare(recipe, folder)
-            if worth_stacking(recipe, prepared):
-                groups.setdefault(stack_key(recipe, prepared), []).append(run)
-    return [group for group in groups.values() if len(group) > 1]
-
-
-def _train_together(
-    study: Study,
-    group: list[str],
-    store: Store,
-    folder: str | None,
-    size: int,
-    listener: Progress | None,
-) -> None:
-    """Train those networks of a group that no other process holds; keep each when it is done."""
-    runs, held = study.runs(), {}
-
-    def jobs() -> Iterator[tuple[str, Recipe, Prepared]]:
-        for run in group:
-            lock = ExitStack()
-            if lock.enter_context(store.held(run)) and not store.has_model(run):
-                held[run] = lock
-                _tell(listener, run, store, runs)
-                yield run, runs[run], prepare(runs[run], folder)
-            else:
-                lock.close()
-
-    try:
-        for run, trained in train_stacked(jobs(), size=min(size, SIZE)):
-            store.keep_model(run, runs[run], trained)
-            held.pop(run).close()
-    finally:
-        for lock in held.values():
-            lock.close()
 
 
 def _work_together(
