@@ -1,0 +1,81 @@
+"""`flatgauge study` as a user types it."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+COMMAND = [sys.executable, "-m", "flatgauge", "study"]
+
+
+def run(*words: str, folder: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+    found = subprocess.run(
+        [*COMMAND, *words], cwd=folder, capture_output=True, text=True, timeout=600, check=False
+    )
+    assert found.returncode == code, found.stderr
+    return found
+
+
+def test_without_a_name_it_lists_what_there_is(tmp_path: Path) -> None:
+    text = run(folder=tmp_path).stdout
+    for name in ("random-labels", "batch-size", "init-batch", "mnist-layers", "rescaling"):
+        assert re.search(rf"^{name}  \(", text, re.MULTILINE)
+    assert "--preset paper" in text
+    assert "mnist-fc: 10 networks" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["batchsize"], "did you mean `batch-size`"),
+        (["rescaling", "--preset", "huge"], "use one of quick, medium, paper"),
+        (["rescaling", "--only", "f2"], "it has f1, c1"),
+        (["mnist-layers", "--preset", "medium"], "name the folder that holds them: `--data DIR`"),
+        (["mnist-layers", "--preset", "medium", "--data", "none"], "none"),
+    ],
+)
+def test_bad_words_are_told_in_a_line(words: list[str], told: str, tmp_path: Path) -> None:
+    found = run(*words, "--workers", "1", folder=tmp_path, code=2)
+    last = found.stderr.strip().splitlines()[-1]
+    assert last.startswith("error: ")
+    assert told in last
+    assert "Traceback" not in found.stderr
+
+
+@pytest.mark.slow
+def test_interrupted_and_resumed(tmp_path: Path) -> None:
+    words = ["rescaling", "--only", "f1", "--out", "here", "--workers", "1"]
+    process = subprocess.Popen(
+        [*COMMAND, *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    rows = tmp_path / "here" / "f1" / "rows"
+    while process.poll() is None and not list(rows.glob("*.json")):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert re.search(r"interrupted: \d+ of 12 networks are in here/f1; --resume goes on", told)
+    refused = run(*words, folder=tmp_path, code=2)
+    assert "already holds a study" in refused.stderr
+    before = {path: path.stat().st_mtime_ns for path in rows.glob("*.json")}
+    found = run(*words, "--resume", folder=tmp_path)
+    assert all(path.stat().st_mtime_ns == stamp for path, stamp in before.items())
+    assert "12 of 12 networks" in found.stdout
+    # The published relative difference is 1.7e-7 in single precision.
+    single = re.search(r"λ = \(5, 4, 1/20\), float32\s+1.7e-7\s+(\S+)", found.stdout)
+    double = re.search(r"λ = \(5, 4, 1/20\), float64\s+1.7e-7\s+(\S+)", found.stdout)
+    assert float(single[1]) < 1e-6
+    assert float(double[1]) < 1e-12
+    page = tmp_path / "here" / "f1" / "report.html"
+    assert f"report: {page}" in found.stdout
+    assert page.exists()
+    told = json.loads(run(*words, "--resume", "--json", folder=tmp_path).stdout)
+    assert told["f1"]["networks"] == 12
+    assert told["f1"]["before_after"]["riemannian_max_eigenvalue"]["largest_change"] < 1e-5
