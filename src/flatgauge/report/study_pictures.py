@@ -71,6 +71,26 @@ class Points:
         )
 
 
+def measure_clouds(
+    points: Points, measures: Sequence[str], correlations: pd.DataFrame
+) -> dict[str, Cloud]:
+    """Every measure against the target, with its correlation as title.
+
+    Args:
+        points: The networks.
+        measures: Columns of the frame.
+        correlations: One row per measure.
+
+    Returns:
+        The points by measure.
+    """
+    clouds = {}
+    for name in measures:
+        cloud = points.cloud(points.frame[name], name, "")
+        clouds[name] = replace(cloud, title=correlation_text(correlations, name, log=cloud.log))
+    return clouds
+
+
 def measure_choices(
     points: Points, measures: Sequence[str], correlations: pd.DataFrame
 ) -> list[Choice]:
@@ -84,10 +104,7 @@ def measure_choices(
     Returns:
         The pictures.
     """
-    clouds = {}
-    for name in measures:
-        cloud = points.cloud(points.frame[name], name, "")
-        clouds[name] = replace(cloud, title=correlation_text(correlations, name, log=cloud.log))
+    clouds = measure_clouds(points, measures, correlations)
     found = [_choice(name, figure(cloud)) for name, cloud in clouds.items()]
     if len(measures) == 1:
         return found
@@ -111,6 +128,40 @@ def _strongest(measures: Sequence[str], correlations: pd.DataFrame) -> tuple[lis
     return [name for name in measures if name in kept], note
 
 
+def pair_clouds(
+    points: Points,
+    rescaled: pd.DataFrame,
+    measures: Sequence[str],
+    changes: Sequence[ChangeRow],
+    kind: str,
+) -> dict[str, tuple[Cloud, Cloud]]:
+    """Every measure against the target, as trained and after a random rescaling.
+
+    Args:
+        points: The networks as trained.
+        rescaled: The same networks after the rescaling.
+        measures: Columns of both frames; those that were not measured again are left out.
+        changes: What the rescaling did to the correlations, for the titles.
+        kind: Which correlation that is.
+
+    Returns:
+        Pairs of points by measure.
+    """
+    rows = {row.measure: row for row in changes}
+    pairs = {}
+    for name in measures:
+        if name not in rescaled.columns:
+            continue
+        row = rows.get(name)
+        times = (row.before, row.after) if row else (None, None)
+        titles = [f"{kind} {time.text}" if time is not None else "" for time in times]
+        pairs[name] = (
+            points.cloud(points.frame[name], name, titles[0]),
+            points.cloud(rescaled[name], name, titles[1]),
+        )
+    return pairs
+
+
 def pair_choices(
     points: Points,
     rescaled: pd.DataFrame,
@@ -130,18 +181,7 @@ def pair_choices(
     Returns:
         The pictures; first one that falls apart beside one that does not, where there are both.
     """
-    rows = {row.measure: row for row in changes}
-    pairs = {}
-    for name in measures:
-        if name not in rescaled.columns:
-            continue
-        row = rows.get(name)
-        times = (row.before, row.after) if row else (None, None)
-        titles = [f"{kind} {time.text}" if time is not None else "" for time in times]
-        pairs[name] = (
-            points.cloud(points.frame[name], name, titles[0]),
-            points.cloud(rescaled[name], name, titles[1]),
-        )
+    pairs = pair_clouds(points, rescaled, measures, changes, kind)
     found = [_choice(name, pairs_figure([pair])) for name, pair in pairs.items()]
     telling = [_first(changes, pairs, how) for how in ("apart", "same")]
     if None not in telling:
@@ -177,14 +217,32 @@ def layer_grids(
         note = ""
         if len(names) > MOST_PANELS:
             note = f"The last {MOST_PANELS} of {len(names)} layers are drawn; the JSON has all."
-        clouds = []
-        for layer in names[-MOST_PANELS:]:
-            values = rows[rows["layer"] == layer].set_index("run")["value"]
-            cloud = points.cloud(values, str(measure), "")
-            told = correlation_text(correlations, (measure, layer), log=cloud.log)
-            clouds.append(replace(cloud, title=f"{layer}\n{told}" if told else str(layer)))
+        clouds = layer_clouds(points, rows, names[-MOST_PANELS:], correlations)
         found.append(_choice(str(measure), panels_figure(clouds), note))
     return found
+
+
+def layer_clouds(
+    points: Points, rows: pd.DataFrame, layers: Sequence[str], correlations: pd.DataFrame | None
+) -> list[Cloud]:
+    """The parts of single layers of one measure against the target.
+
+    Args:
+        points: The networks.
+        rows: Of one measure, long: run, measure, layer, value.
+        layers: Which.
+        correlations: One row per measure and layer, for the titles; None for none.
+
+    Returns:
+        The points of every layer.
+    """
+    measure, clouds = str(rows["measure"].iloc[0]), []
+    for layer in layers:
+        values = rows[rows["layer"] == layer].set_index("run")["value"]
+        cloud = points.cloud(values, measure, "")
+        told = correlation_text(correlations, (measure, layer), log=cloud.log)
+        clouds.append(replace(cloud, title=f"{layer}\n{told}" if told else str(layer)))
+    return clouds
 
 
 def _choice(name: str, picture: Any, note: str = "") -> Choice:

@@ -18,6 +18,7 @@ from flatgauge.surface import LossSurface
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, repr=False)
@@ -241,6 +242,45 @@ class Findings:
             )
         write_tables(self)
         return self.to_html(self.store.folder / "report.html", command=command)
+
+    def plot(self, measures: Sequence[str] | None = None) -> Figure:
+        """Draw measures against the target, one panel each.
+
+        Args:
+            measures: Which; None for all.
+
+        Returns:
+            A matplotlib figure.
+        """
+        from flatgauge.studies.pictures import plot_measures
+
+        return plot_measures(self, measures or self.measures)
+
+    def plot_rescaled(self, measures: Sequence[str] | None = None) -> Figure:
+        """Draw measures against the target, as trained and after random rescaling.
+
+        Args:
+            measures: Which; None for all.
+
+        Returns:
+            A matplotlib figure with one row per measure.
+        """
+        from flatgauge.studies.pictures import plot_pairs_of
+
+        return plot_pairs_of(self, measures or self.measures)
+
+    def plot_layers(self, measure: str) -> Figure:
+        """Draw the parts of single layers of a measure against the target.
+
+        Args:
+            measure: Which.
+
+        Returns:
+            A matplotlib figure with one panel per layer.
+        """
+        from flatgauge.studies.pictures import plot_layers_of
+
+        return plot_layers_of(self, measure)
 
     def __repr__(self) -> str:
         from flatgauge.studies.words import told
