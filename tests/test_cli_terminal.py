@@ -20,8 +20,9 @@ from flatgauge.illustrating import PARTS
 from flatgauge.landscaping import SPACES
 from flatgauge.losses import NAMED
 from flatgauge.measures import registry
+from flatgauge.progress import time_left
 from flatgauge.report.latex_text import readable, unicode_formula
-from flatgauge.report.progress import time_left
+from flatgauge.studies.published import PRESETS, STUDIES
 
 COMMANDS = [command.callback.__name__ for command in app.registered_commands]
 
@@ -97,6 +98,7 @@ def test_what_is_completed_is_what_there_is():
     assert [name.rstrip(":") for name in completion.DATA] == list(BUILTIN)
     assert sorted(completion.SPACES) == sorted(SPACES)
     assert sorted(completion.GEOMETRIES) == sorted(GEOMETRIES)
+    assert (tuple(STUDIES), PRESETS) == (completion.STUDIES, completion.PRESETS)
     assert completion.PARTS == PARTS
     assert sorted({*NAMED, "output"}) == sorted(completion.LOSSES)
     assert completion.complete_data("./") == []

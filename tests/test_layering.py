@@ -44,7 +44,7 @@ LAYERS = [
     ["trials"],
     ["second_order"],
     ["surface"],
-    ["curvature", "evaluation", "examples", "symmetry"],
+    ["curvature", "evaluation", "examples", "progress", "symmetry"],
     ["path_space"],
     ["geometry"],
     ["functionals"],

@@ -11,8 +11,6 @@ from flatgauge.randomness import check_seed
 from flatgauge.surface import LossSurface
 from flatgauge.writing import check_place
 
-Progress = Callable[[str, int, int], None]
-
 
 def checked_request(
     surface: Any,
@@ -46,11 +44,6 @@ def checked_request(
             f"`gauge={gauge!r}` is unknown; use 'balanced', or None for the model as it is."
         )
     return wanted_of(measures, prefix=BALANCED if gauge else "")
-
-
-def as_listener(progress: Progress | bool) -> Progress | None:
-    """The function to be told of progress, if one was given."""
-    return progress if callable(progress) else None
 
 
 def as_keeper(save: Any) -> Callable[[Any], object] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,14 +13,13 @@ from flatgauge.asking import wanted_of
 from flatgauge.curvature.taps import PARTS
 from flatgauge.judging import MOVED, judge
 from flatgauge.measures import GROUPS, registry
+from flatgauge.progress import Progress, shown
 from flatgauge.randomness import check_seed
 from flatgauge.report import Certificate, Kept, Row
 from flatgauge.retrial import Outcome, Retrial, Wanted
 from flatgauge.surface import LossSurface
 from flatgauge.symmetry.calling import call_of
 from flatgauge.symmetry.rewriting import KEEPING, RESCALINGS, Rewritings, find_rewritings
-
-Progress = Callable[[str, int, int], None]
 
 #: Samples on which outputs and signs are compared.
 _SAMPLES = 256
@@ -92,13 +91,8 @@ def certify(
         )
     wanted = _wanted(measures)
     twin = surface.twin()
-    if progress is True:
-        from flatgauge.report.progress import bar
-
-        with bar(twin) as listener:
-            return _certified(twin, wanted, measures, trials, log2_range, seed, listener)
-    listener_given = progress if callable(progress) else None
-    return _certified(twin, wanted, measures, trials, log2_range, seed, listener_given)
+    with shown(progress, twin) as tell:
+        return _certified(twin, wanted, measures, trials, log2_range, seed, tell)
 
 
 def _certified(
@@ -108,7 +102,7 @@ def _certified(
     trials: int,
     log2_range: float,
     seed: int,
-    progress: Progress | None,
+    tell: Progress,
 ) -> Certificate:
     """Certify a surface whose model may be changed."""
     call = call_of(twin, _SAMPLES)
@@ -122,8 +116,7 @@ def _certified(
     retrial = Retrial(twin, wanted, call, seed, strict=measures not in (None, "all"))
     moved: dict[tuple[str, bool], list[Outcome]] = {}
     for done, (group, exact) in enumerate(plan):
-        if progress is not None:
-            progress(f"{group}", done, len(plan))
+        tell(f"{group}", done, len(plan))
         generator = Generator().manual_seed(seed * 10_007 + done)
         outcome = retrial.after(rewritings.draws[group](generator, exact))
         moved.setdefault((group, exact), []).append(outcome)

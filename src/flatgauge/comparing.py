@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from flatgauge.asking import Progress, as_keeper, as_listener, checked_request
+from flatgauge.asking import as_keeper, checked_request
 from flatgauge.measuring import report_of
 from flatgauge.nested import tensors
+from flatgauge.progress import Progress, shown
 from flatgauge.report import Comparison, Report
 from flatgauge.surface import LossSurface
 
@@ -66,13 +66,8 @@ def compare(
         measures = list(measures)
     wanted = [checked_request(surface, measures, gauge, seed) for surface in surfaces.values()]
     keep, remarks = as_keeper(save), _data_remarks(surfaces)
-    watching: AbstractContextManager[Progress | None] = nullcontext(as_listener(progress))
-    if progress is True:
-        from flatgauge.report.progress import bar
-
-        watching = bar(*surfaces.values())
     reports: dict[str, Report] = {}
-    with watching as listener:
+    with shown(progress, *surfaces.values()) as listener:
         for number, (name, surface) in enumerate(surfaces.items()):
 
             def so_far(report: Report, name: str = name) -> None:
@@ -101,10 +96,8 @@ def _check(surfaces: Any) -> None:
         )
 
 
-def _told(listener: Progress | None, model: str, number: int, models: int) -> Progress | None:
+def _told(listener: Progress, model: str, number: int, models: int) -> Progress:
     """Progress within one model as progress of all."""
-    if listener is None:
-        return None
 
     def tell(measure: str, done: int, total: int) -> None:
         listener(f"{model}: {measure}", number * total + done, models * total)

@@ -9,6 +9,7 @@ from typing import Any
 
 from flatgauge.certifying import certify
 from flatgauge.landscaping import landscape
+from flatgauge.progress import Progress
 from flatgauge.report import Certificate
 from flatgauge.report.drawable import Drawable
 from flatgauge.spectra import spectrum
@@ -30,8 +31,6 @@ PROBES, STEPS = 3, 40
 
 #: Points along a line, and along each side of a plane.
 LINE, PLANE = 41, 15
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass

@@ -9,20 +9,20 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from flatgauge.asking import as_keeper, as_listener, checked_request
+from flatgauge.asking import as_keeper, checked_request
 from flatgauge.curvature.blocks import block_curvature
 from flatgauge.curvature.surrogate import under_surrogate
 from flatgauge.curvature.taps import PARTS
 from flatgauge.estimators import Estimate
 from flatgauge.geometry.balanced import balanced_twin
 from flatgauge.measures import BALANCED, Measure
+from flatgauge.progress import Progress, shown
 from flatgauge.randomness import source
 from flatgauge.report import Report, facts_of
 from flatgauge.report.run import Facts
 from flatgauge.report.table import duration
 from flatgauge.surface import LossSurface
 
-Progress = Callable[[str, int, int], None]
 Keep = Callable[[Report], object]
 
 #: The purpose of the source of randomness that measures of one sweep share.
@@ -74,15 +74,10 @@ def measure(
         >>> report["hessian_trace"].value
         26.0
     """
-    wanted, listener = checked_request(surface, measures, gauge, seed), as_listener(progress)
-    keep = as_keeper(save)
+    wanted, keep = checked_request(surface, measures, gauge, seed), as_keeper(save)
     strict = measures is not None  # Asked for by name: the answer may be an error.
-    if progress is True:
-        from flatgauge.report.progress import bar
-
-        with bar(surface) as shown:
-            return report_of(surface, wanted, seed=seed, strict=strict, progress=shown, keep=keep)
-    return report_of(surface, wanted, seed=seed, strict=strict, progress=listener, keep=keep)
+    with shown(progress, surface) as tell:
+        return report_of(surface, wanted, seed=seed, strict=strict, progress=tell, keep=keep)
 
 
 def report_of(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +66,7 @@ class Keeper:
         """
         from flatgauge.cli.output import watched
         from flatgauge.illustrating import Illustrations, illustrate
-        from flatgauge.report.progress import bar
+        from flatgauge.progress import shown
 
         if self._html is None:
             return
@@ -74,8 +74,8 @@ class Keeper:
         found = Illustrations()
         # Filled piece by piece: Ctrl-C leaves what is finished.
         self.illustrations |= vars(found)
-        with bar(*surfaces.values()) if watched() else nullcontext() as shown:
-            illustrate(surfaces, parts=parts, seed=seed, progress=shown, found=found)
+        with shown(watched(), *surfaces.values()) as tell:
+            illustrate(surfaces, parts=parts, seed=seed, progress=tell, found=found)
 
     @property
     def finished(self) -> int:

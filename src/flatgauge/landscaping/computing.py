@@ -17,11 +17,11 @@ from flatgauge.evaluation import Evaluator
 from flatgauge.landscaping.arguments import dims_of, ends_of, options_of, space_of, surfaces_of
 from flatgauge.landscaping.between import Between
 from flatgauge.landscaping.fingerprint import digest, fingerprint
-from flatgauge.landscaping.progress import Progress, shown
 from flatgauge.landscaping.record import Part, Record
 from flatgauge.landscaping.several import Landscapes
 from flatgauge.landscaping.single import Landscape
 from flatgauge.landscaping.space import Space, positive
+from flatgauge.progress import Progress, shown
 from flatgauge.randomness import check_seed
 from flatgauge.surface import LossSurface
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple, overload
 
 import torch
@@ -14,13 +14,12 @@ from flatgauge.curvature.restricted import Restricted
 from flatgauge.estimators import Estimate, SpectralDensity, spectral_density, top_eigenvalues
 from flatgauge.estimators.probes import branches
 from flatgauge.geometry import GEOMETRIES, Chart, chart
+from flatgauge.progress import Progress, shown
 from flatgauge.randomness import check_seed
 from flatgauge.report import facts_of
 from flatgauge.spectra.overlay import Spectra
 from flatgauge.spectra.spectrum import Spectrum
 from flatgauge.surface import LossSurface
-
-Progress = Callable[[str, int, int], None]
 
 #: Bound on a top eigenvalue's error, relative to its size, and most products to spend.
 TOLERANCE, MAX_MATVECS = 1e-3, 300
@@ -140,15 +139,11 @@ class _Settings(NamedTuple):
 
 def _shown(surface: LossSurface, settings: _Settings, progress: Progress | bool) -> Spectrum:
     """The spectrum of one surface, with a bar if one is wanted."""
-    if progress is True:
-        from flatgauge.report.progress import bar
-
-        with bar(surface) as shown:
-            return _computed(surface, settings, shown)
-    return _computed(surface, settings, progress or None)
+    with shown(progress, surface) as tell:
+        return _computed(surface, settings, tell)
 
 
-def _computed(surface: LossSurface, asked: _Settings, progress: Progress | None) -> Spectrum:
+def _computed(surface: LossSurface, asked: _Settings, tell: Progress) -> Spectrum:
     """The spectrum of one surface."""
     start = time.perf_counter()
     where = chart(surface, asked.geometry, asked.parameters, **asked.options)
@@ -158,7 +153,7 @@ def _computed(surface: LossSurface, asked: _Settings, progress: Progress | None)
     steps, top = min(asked.steps, size), min(asked.top, size)
     _check_room(where.surface, size, steps)
     source = branches(Generator().manual_seed(seed))
-    watched = _Watched(operator, progress, probes * steps)
+    watched = _Watched(operator, tell, probes * steps)
     density: SpectralDensity = where.surface.recall(
         ("spectral density", where.key, probes, steps, seed),
         lambda: spectral_density(watched, probes=probes, steps=steps, generator=source("density")),
@@ -227,9 +222,9 @@ def _top(operator: Operator, count: int, generator: Generator) -> _Top:
 class _Watched(Operator):
     """An operator that tells how many products are done."""
 
-    def __init__(self, operator: Operator, progress: Progress | None, total: int) -> None:
+    def __init__(self, operator: Operator, tell: Progress, total: int) -> None:
         super().__init__(operator.shape[0], operator.dtype, operator.device)
-        self._operator, self._progress = operator, progress
+        self._operator, self._tell = operator, tell
         self.start("spectral density", total)
 
     def start(self, name: str, total: int) -> None:
@@ -239,8 +234,7 @@ class _Watched(Operator):
     def __matmul__(self, vectors: Tensor) -> Tensor:
         product = self._operator @ vectors
         self._done += 1
-        if self._progress is not None:
-            self._progress(self._name, min(self._done, self._total), self._total)
+        self._tell(self._name, min(self._done, self._total), self._total)
         return product
 
 

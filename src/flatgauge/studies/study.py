@@ -15,7 +15,7 @@ from flatgauge.studies.recipe import FIELDS, Recipe
 from flatgauge.studies.rescaling import read_rescaling
 
 if TYPE_CHECKING:
-    from flatgauge.asking import Progress
+    from flatgauge.progress import Progress
     from flatgauge.studies.figure import Figure
     from flatgauge.studies.findings import Findings
 

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from flatgauge.asking import Progress, as_listener
+from flatgauge.progress import Progress, shown
 from flatgauge.studies.findings import Findings
 from flatgauge.studies.open_runs import train_open_runs
 from flatgauge.studies.running import complete
@@ -48,13 +48,8 @@ def run_study(
         raise ValueError(f"`workers={workers!r}` must be a whole number of at least 1.")
     store, folder = Store(out), None if data is None else str(Path(data).expanduser())
     store.open(study.declaration(), resume=resume)
-    if progress is True:
-        from flatgauge.report.progress import bar
-
-        with bar() as shown:
-            _work_together(study, store, folder, workers, shown)
-    else:
-        _work_together(study, store, folder, workers, as_listener(progress))
+    with shown(progress) as tell:
+        _work_together(study, store, folder, workers, tell)
     return Findings.of(study, store, folder)
 
 

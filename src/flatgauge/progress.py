@@ -1,4 +1,4 @@
-"""A progress bar on stderr, with the time that is left."""
+"""Whom to tell what runs: a function of the caller's, or a bar with the time that is left."""
 
 from __future__ import annotations
 
@@ -7,12 +7,35 @@ from contextlib import ExitStack, contextmanager
 
 from flatgauge.surface import LossSurface
 
+#: Called with the name of what begins, how much is done, and how much there is.
+Progress = Callable[[str, int, int], None]
+
 #: Columns of a terminal below which only the name, the count and the time left are shown.
 _WIDE = 90
 
 
 @contextmanager
-def bar(*surfaces: LossSurface) -> Iterator[Callable[[str, int, int], None]]:
+def shown(progress: Progress | bool, *surfaces: LossSurface) -> Iterator[Progress]:
+    """Whom to tell of progress.
+
+    Args:
+        progress: True for a bar on stderr, False for nothing, or a function.
+        *surfaces: Whose passes over the data a bar counts.
+
+    Yields:
+        The function.
+    """
+    if callable(progress):
+        yield progress
+    elif progress:
+        with bar(*surfaces) as tell:
+            yield tell
+    else:
+        yield lambda name, done, total: None
+
+
+@contextmanager
+def bar(*surfaces: LossSurface) -> Iterator[Progress]:
     """Show what runs, how much is done, how often the data were read, and the time left.
 
     Args:
@@ -22,7 +45,8 @@ def bar(*surfaces: LossSurface) -> Iterator[Callable[[str, int, int], None]]:
         What to give as `progress`: called with a name, how many are done, and how many there are.
     """
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
 
     console = Console(stderr=True)
     wide = console.width >= _WIDE
@@ -30,11 +54,12 @@ def bar(*surfaces: LossSurface) -> Iterator[Callable[[str, int, int], None]]:
         TextColumn("{task.description}"),
         *((BarColumn(bar_width=16),) if wide else ()),
         MofNCompleteColumn(),
-        *((TextColumn("{task.fields[passes]:.0f} passes"), TimeElapsedColumn()) if wide else ()),
+        *((TextColumn("{task.fields[passes]:.0f} passes"),) if wide and surfaces else ()),
+        *((TimeElapsedColumn(),) if wide else ()),
         TextColumn("{task.fields[left]}", style="dim"),
     )
     with (
-        Progress(*columns, console=console, transient=True) as progress,
+        Bar(*columns, console=console, transient=True) as progress,
         ExitStack() as watched,
     ):
         task = progress.add_task("starting", total=None, passes=0.0, left="")
