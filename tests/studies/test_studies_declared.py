@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+import pickle
 
 import pandas as pd
 import pytest
@@ -167,6 +168,8 @@ class TestPublished:
         for part, study in published_study(name, preset).items():
             assert study.name == f"{name}/{part}"
             assert study.question
+            # Processes that share the work are sent the study.
+            assert pickle.loads(pickle.dumps(study)).declaration() == study.declaration()
             assert len(study.runs()) >= 6 or part == "cifar10-plainnet"
             if preset == "quick":
                 assert study.recipe.data in ("digits", "noise")

@@ -14,6 +14,7 @@ import flatgauge as fg
 from flatgauge.studies.preparing import prepare, randomised
 from flatgauge.studies.recipe import Recipe
 from flatgauge.studies.rescaling import read_rescaling, rescaled
+from flatgauge.studies.stacking import train_stacked
 from flatgauge.studies.training import gradient_norm, network, scores, train
 
 REFUSED = {
@@ -210,6 +211,17 @@ def test_training_that_diverges_says_so() -> None:
     trained = train(recipe, prepare(recipe, None))
     assert trained.state == "diverged"
     assert trained.epochs < 50
+
+
+@pytest.mark.parametrize("goals", [{}, {"loss_goal": 0.5}, {"accuracy_goal": 0.0}])
+def test_training_whose_very_last_step_diverges_says_so(goals: dict[str, float]) -> None:
+    recipe = TINY.but(rate=1e38, epochs=1, batch=60, **goals)
+    prepared = prepare(recipe, None)
+    trained = train(recipe, prepared)
+    assert trained.state == "diverged"
+    assert not math.isfinite(trained.standing.train_loss)
+    stacked = [one for _, one in train_stacked([(0, recipe, prepared), (1, recipe, prepared)])]
+    assert [one.state for one in stacked] == ["diverged", "diverged"]
 
 
 def test_scores_and_gradient_norm_by_hand() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ class Figure:
     published: str
     statistic: str
     column: str
-    where: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
+    where: Mapping[str, Any] = field(default_factory=dict)
 
     def ours(self, frame: pd.DataFrame, rescaled: pd.DataFrame | None, target: str) -> str:
         """The same number of a study.

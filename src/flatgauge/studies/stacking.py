@@ -36,6 +36,7 @@ from flatgauge.studies.training import (
     MISSED,
     REACHED,
     Trained,
+    final_state,
     network,
     optimizer_of,
     reached,
@@ -181,7 +182,7 @@ def _result(member: _Member, state: str) -> Trained:
     gradient = member.recipe.gradient_goal is not None
     stands = standing(member.model, member.prepared, gradient=gradient)
     seconds = member.seconds + time.perf_counter() - start
-    replaced = member.prepared.replaced
+    replaced, state = member.prepared.replaced, final_state(state, stands)
     return Trained(member.model, state, member.epochs, member.steps, stands, seconds, replaced)
 
 

@@ -140,15 +140,10 @@ def train(recipe: Recipe, prepared: Prepared) -> Trained:
             state = REACHED
     optimizer.zero_grad()
     model.eval()
-    return Trained(
-        model,
-        state,
-        epochs,
-        steps,
-        standing(model, prepared, gradient=recipe.gradient_goal is not None),
-        time.perf_counter() - start,
-        prepared.replaced,
-    )
+    stands = standing(model, prepared, gradient=recipe.gradient_goal is not None)
+    seconds = time.perf_counter() - start
+    state = final_state(state, stands)
+    return Trained(model, state, epochs, steps, stands, seconds, prepared.replaced)
 
 
 def optimizer_of(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
@@ -195,7 +190,7 @@ def reached(
         return False
     model.eval()
     loss, accuracy = scores(model, prepared.inputs, prepared.targets)
-    if recipe.loss_goal is not None and loss > recipe.loss_goal:
+    if not loss <= (math.inf if recipe.loss_goal is None else recipe.loss_goal):  # Nor is nan.
         return False
     if recipe.accuracy_goal is not None and accuracy < recipe.accuracy_goal:
         return False
@@ -203,6 +198,19 @@ def reached(
         recipe.gradient_goal is None
         or gradient_norm(model, prepared.inputs, prepared.targets) <= recipe.gradient_goal
     )
+
+
+def final_state(state: str, stands: Standing) -> str:
+    """The state of a network, with a look at where it stands.
+
+    Args:
+        state: After the last epoch, of which only losses before its last step are known.
+        stands: How it does after that step.
+
+    Returns:
+        The same; ``"diverged"`` if the last step left no finite loss.
+    """
+    return state if math.isfinite(stands.train_loss) else DIVERGED
 
 
 def standing(model: nn.Module, prepared: Prepared, *, gradient: bool = False) -> Standing:
