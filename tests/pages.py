@@ -5,13 +5,10 @@ from __future__ import annotations
 import functools
 import json
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import plotly.graph_objects as go
 import torch
 from cases import build
 
@@ -97,26 +94,12 @@ def odd(report: Report) -> Report:
     return Report(estimates, replace(report.facts, notes=(f"model {EVIL}",)))
 
 
-@dataclass(frozen=True)
-class Picture:
-    """Something drawn by hand."""
-
-    title: str
-    trace: Any
-    caption: str = "Drawn by hand."
-    notes: tuple[str, ...] = ("nothing is real",)
-
-    def figure(self) -> go.Figure:
-        clear = "rgba(0,0,0,0)"
-        return go.Figure(self.trace, {"paper_bgcolor": clear, "plot_bgcolor": clear})
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"title": self.title}
-
-
-_T = np.linspace(-1, 1, 15)
-_HEIGHT = _T[:, None] ** 2 + 0.3 * _T**2
-
-CURVE = Picture("a curve", go.Scatter(x=_T, y=_T**2))
-PLANE = Picture("a plane", go.Contour(x=_T, y=_T, z=_HEIGHT))
-SOLID = Picture("a solid", go.Surface(x=_T, y=_T, z=_HEIGHT))
+@functools.cache
+def pictures() -> tuple[fg.Spectrum, fg.Landscape, fg.Landscapes]:
+    """A spectrum, a curve, and two planes side by side."""
+    surface = build("mlp").surface()
+    return (
+        fg.spectrum(surface, probes=2, steps=8, top=2),
+        fg.landscape(surface, space="layers", dims=1, points=7),
+        fg.landscape({"a": surface, "b": surface}, space="filters", dims=2, points=5),
+    )

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 from cases import build
-from pages import CURVE, EVIL, PLANE, SOLID, Page, odd, two_ways
+from pages import EVIL, Page, odd, pictures, two_ways
 
 import flatgauge as fg
 from flatgauge.drawing.ranked import MOST_POINTS
@@ -41,8 +41,8 @@ def full(runs, tmp_path_factory):
         rewritten={"rescaled": "as trained"},
         certificates=certificates,
         gauges=gauges,
-        spectra=[CURVE],
-        landscapes=[PLANE, SOLID],
+        spectra=pictures()[:1],
+        landscapes=pictures()[1:],
         command="flatgauge measure",
         remarks=["accuracy 99 %"],
     )

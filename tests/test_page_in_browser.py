@@ -6,7 +6,7 @@ import json
 
 import pytest
 from browsing import Loaded, browsing, column, luminance, needs_browser, until
-from pages import CURVE, EVIL, PLANE, SOLID, odd, two_ways
+from pages import EVIL, odd, pictures, two_ways
 
 from flatgauge.report.page import write_page
 
@@ -28,8 +28,8 @@ def full(tmp_path_factory):
         rewritten={"rescaled": "as trained"},
         certificates=certificates,
         gauges=gauges,
-        spectra=[CURVE],
-        landscapes=[PLANE, SOLID],
+        spectra=pictures()[:1],
+        landscapes=pictures()[1:],
     )
 
 
