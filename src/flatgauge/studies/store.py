@@ -52,7 +52,7 @@ class Store:
         if not place.exists():
             write_whole(place, json.dumps(wanted, indent=2, ensure_ascii=False))
             return
-        if not resume:
+        if not resume and self._has_runs():
             raise FileExistsError(
                 f"`{self.folder}` already holds a study; go on with it (`--resume`, or "
                 "`resume=True`), or name another folder."
@@ -190,6 +190,9 @@ class Store:
         found = numbers(json.loads(self._row(run).read_text(encoding="utf-8")))
         assert isinstance(found, dict)
         return found
+
+    def _has_runs(self) -> bool:
+        return any(any((self.folder / part).iterdir()) for part in ("models", "rows"))
 
     def _model(self, run: str) -> Path:
         return self.folder / "models" / f"{run}.safetensors"
