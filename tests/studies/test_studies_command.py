@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -47,6 +48,36 @@ def test_bad_words_are_told_in_a_line(words: list[str], told: str, tmp_path: Pat
     assert last.startswith("error: ")
     assert told in last
     assert "Traceback" not in found.stderr
+
+
+def test_what_goes_wrong_in_other_processes_is_told_in_a_line_too(tmp_path: Path) -> None:
+    words = ["mnist-layers", "--preset", "medium", "--workers", "2"]
+    found = run(*words, folder=tmp_path, code=2)
+    first, last = found.stderr.strip().splitlines()
+    assert first == "mnist-mlp: 16 networks, 2 processes, in study-mnist-layers-medium/mnist-mlp"
+    assert last.startswith("error: `mnist` is read from files; name the folder")
+    assert last.endswith("`data=` in Python.")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_ctrl_c_says_what_is_kept_and_nothing_else(workers: int, tmp_path: Path) -> None:
+    words = ["rescaling", "--only", "f1", "--out", "in here", "--workers", str(workers)]
+    process = subprocess.Popen(
+        [*COMMAND, *words],
+        cwd=tmp_path,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # A terminal interrupts all processes of a command.
+    )
+    locks = tmp_path / "in here" / "f1" / "locks"
+    while process.poll() is None and not (locks.exists() and list(locks.iterdir())):
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    _, told = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert len(told.splitlines()) == 2
+    assert "networks are in in here/f1; --resume goes on" in told
 
 
 @pytest.mark.slow

@@ -138,6 +138,12 @@ def test_a_network_that_is_there_is_measured_and_not_trained_again(tmp_path: Pat
     assert json.loads(first)["training"] == json.loads(row.read_text())["training"]
 
 
+def test_what_failed_before_the_first_network_is_begun_again_without_a_word(tmp_path: Path) -> None:
+    study = tiny_study(recipe=TINY.but(data="noise"))
+    Store(tmp_path).open(study.declaration(), resume=False)
+    assert len(study.run(tmp_path).rows) == 8
+
+
 def test_a_folder_with_a_study_is_not_overwritten(tmp_path: Path) -> None:
     study = tiny_study()
     study.run(tmp_path)
@@ -156,13 +162,35 @@ def test_findings_are_read_from_the_folder(tmp_path: Path) -> None:
         fg.Findings.read(tmp_path / "nothing")
 
 
-def test_a_failing_worker_is_told_and_nothing_is_lost(tmp_path: Path, capfd) -> None:
+def test_a_failing_worker_fails_as_one_process_does(tmp_path: Path, capfd) -> None:
     file = tmp_path / "net.py"
     file.write_text("import torch\ndef net(): return torch.nn.Linear(3, 10)")  # does not fit
     study = tiny_study(recipe=TINY.but(network=f"{file}:net"))
-    with pytest.raises(RuntimeError, match="before the study was done"):
+    with pytest.raises(RuntimeError, match=r"^run `batch-8_rate-0.05_seed-0_\w+` failed") as caught:
         study.run(tmp_path / "out", workers=2)
-    assert "batch-8_rate-0.05" in capfd.readouterr().err
+    assert "in another process:\nTraceback" in str(caught.value.__cause__)
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.slow
+def test_workers_end_when_the_one_that_watches_is_killed(tmp_path: Path) -> None:
+    code = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from multiprocessing import active_children\n"
+        "from small_studies import TINY, tiny_study\n"
+        "told = lambda *_: print(*(child.pid for child in active_children()), flush=True)\n"
+        "study = tiny_study(recipe=TINY.but(epochs=10**6))\n"
+        f"study.run({str(tmp_path)!r}, workers=2, progress=told)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    children = [int(word) for word in process.stdout.readline().split()]
+    process.kill()
+    process.communicate(timeout=60)
+    assert len(children) == 2
+    deadline = time.monotonic() + 120
+    while any(Path(f"/proc/{child}").exists() for child in children):
+        assert time.monotonic() < deadline, f"{children} still work"
+        time.sleep(0.1)
 
 
 def test_a_run_that_fails_names_itself(tmp_path: Path) -> None:

@@ -118,17 +118,16 @@ def _run(
     workers: int | None,
 ) -> Findings:
     """Run one pool; say what is kept if it is interrupted."""
-    import os
-
-    many = workers or len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
     total = len(pool.runs())
-    typer.echo(f"{part}: {total} networks, {many} processes, in {place}", err=True)
+    many = min(workers or _cores(), total)
+    processes = "1 process" if many == 1 else f"{many} processes"
+    typer.echo(f"{part}: {total} networks, {processes}, in {place}", err=True)
     try:
         return pool.run(
             place,
             data=data,
             resume=resume,
-            workers=min(many, total),
+            workers=many,
             progress=watched(),
         )
     except KeyboardInterrupt:
@@ -137,6 +136,14 @@ def _run(
             f"interrupted: {done} of {total} networks are in {place}; --resume goes on", err=True
         )
         raise typer.Exit(130) from None
+
+
+def _cores() -> int:
+    """How many processes can work at once."""
+    import os
+
+    # What this process may use, where the system tells; a container has fewer than the machine.
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _list() -> None:

@@ -44,20 +44,23 @@ class Store:
         Raises:
             FileExistsError: If there are runs and they are not to be resumed.
             ValueError: If the folder holds another study.
+            NotADirectoryError: If it is no folder.
         """
+        if self.folder.exists() and not self.folder.is_dir():
+            raise NotADirectoryError(f"`{self.folder}` is a file; name a folder for the study.")
         for part in ("models", "rows", "locks"):
             (self.folder / part).mkdir(parents=True, exist_ok=True)
-        place = self.folder / _DECLARATION
         wanted = plain(declaration)
-        if not place.exists():
-            write_whole(place, json.dumps(wanted, indent=2, ensure_ascii=False))
-            return
-        if not resume:
+        with self._held_alone():  # Of processes that begin at once, one declares the study.
+            if not self._declared.exists():
+                write_whole(self._declared, json.dumps(wanted, indent=2, ensure_ascii=False))
+                return
+        if not resume and self._has_runs():
             raise FileExistsError(
                 f"`{self.folder}` already holds a study; go on with it (`--resume`, or "
                 "`resume=True`), or name another folder."
             )
-        found = json.loads(place.read_text(encoding="utf-8"))
+        found = self.declaration()
         differing = [key for key in wanted if found.get(key) != wanted[key]]
         if differing:
             raise ValueError(
@@ -74,14 +77,12 @@ class Store:
         Raises:
             FileNotFoundError: If there is no study.
         """
-        place = self.folder / _DECLARATION
-        if not place.exists():
+        if not self._declared.exists():
             raise FileNotFoundError(
                 f"`{self.folder}` holds no study; name a folder that `flatgauge study` wrote."
             )
-        found = json.loads(place.read_text(encoding="utf-8"))
-        assert isinstance(found, dict)
-        return found
+        advice = "name another folder, or delete it and resume the study as it was declared"
+        return _contents(self._declared, {"recipe", "factors"}, advice)
 
     @contextmanager
     def held(self, run: str) -> Iterator[bool]:
@@ -137,14 +138,23 @@ class Store:
 
         Returns:
             The facts, None if it is not there.
-        """
-        from safetensors import safe_open
 
-        if not self.has_model(run):
+        Raises:
+            ValueError: If the file is damaged, or was written by something else.
+        """
+        from safetensors import SafetensorError, safe_open
+
+        place = self._model(run)
+        if not place.exists():
             return None
-        with safe_open(self._model(run), framework="pt") as file:
-            found = numbers(json.loads(file.metadata()["training"]))
-        assert isinstance(found, dict)
+        try:
+            with safe_open(place, framework="pt") as file:
+                found: dict[str, Any] = numbers(json.loads(file.metadata()["training"]))
+        except (SafetensorError, TypeError, KeyError, ValueError) as error:
+            raise ValueError(
+                f"`{place}` is no network of this study ({error}); delete it and resume, and the "
+                "network is trained again."
+            ) from error
         return found
 
     def load_model(self, run: str, model: nn.Module) -> None:
@@ -187,12 +197,39 @@ class Store:
         """
         if not self.has_row(run):
             return None
-        found = numbers(json.loads(self._row(run).read_text(encoding="utf-8")))
-        assert isinstance(found, dict)
-        return found
+        advice = "delete it and resume, and the network is measured again"
+        needed = {"recipe", "training", "measured", "rescaled"}
+        return _contents(self._row(run), needed, advice)
+
+    @contextmanager
+    def _held_alone(self) -> Iterator[None]:
+        """Hold the whole folder, once others that do have let it go."""
+        import fcntl
+
+        with open(self.folder / "locks" / _DECLARATION, "w", encoding="utf-8") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    @property
+    def _declared(self) -> Path:
+        return self.folder / _DECLARATION
+
+    def _has_runs(self) -> bool:
+        return any(any((self.folder / part).iterdir()) for part in ("models", "rows"))
 
     def _model(self, run: str) -> Path:
         return self.folder / "models" / f"{run}.safetensors"
 
     def _row(self, run: str) -> Path:
         return self.folder / "rows" / f"{run}.json"
+
+
+def _contents(place: Path, needed: set[str], advice: str) -> dict[str, Any]:
+    """A file of JSON that has certain keys, or what to do as it is damaged."""
+    try:
+        found = numbers(json.loads(place.read_text(encoding="utf-8")))
+        if not isinstance(found, dict) or needed - set(found):
+            raise ValueError("something is missing")
+    except ValueError as error:
+        raise ValueError(f"`{place}` is damaged or not of a study ({error}); {advice}.") from error
+    return found

@@ -123,7 +123,8 @@ class Study:
             out: The study's folder.
             data: The folder of data sets that are read from files.
             resume: Whether to go on with what is in the folder.
-            workers: How many processes work on it, each with one thread; 1 works in this one.
+            workers: How many processes work on it, each with one thread; 1 works in this one. In a
+                script, call it with more under ``if __name__ == "__main__":``.
             progress: True for a bar on stderr; or a function called with the name of a run, how
                 many are done, and how many there are.
 

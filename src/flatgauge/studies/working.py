@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
+import pickle
+import signal
+import threading
 import time
+import traceback
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -101,37 +107,86 @@ def _work_together(
     if workers == 1:
         work(study, store, folder, listener)
         return
-    context = multiprocessing.get_context("spawn")
-    helpers = [
-        context.Process(target=_worker, args=(study, store, folder, workers), daemon=True)
-        for _ in range(workers)
-    ]
-    for helper in helpers:
-        helper.start()
+    helpers: list[_Helper] = []
     try:
-        while any(helper.is_alive() for helper in helpers):
+        for _ in range(workers):
+            helpers.append(_Helper(study, store, folder, workers))
+        while any(helper.process.is_alive() for helper in helpers):
             _tell(listener, f"{workers} processes", store, study.runs())
             time.sleep(_PAUSE)
+            for helper in helpers:
+                helper.raise_its_error()
     finally:
         for helper in helpers:
-            helper.terminate()
-            helper.join()
+            helper.process.terminate()
+            helper.process.join()
     if not all(store.has_row(run) for run in study.runs()):
-        codes = ", ".join(str(helper.exitcode) for helper in helpers)
+        codes = ", ".join(str(helper.process.exitcode) for helper in helpers)
         raise RuntimeError(
-            f"all processes ended (exit codes {codes}) before the study was done; what they said "
-            "is on stderr; resume it, perhaps with `workers=1`."
+            f"all processes ended (exit codes {codes}) before the study was done; what is finished "
+            "is kept. -9 is often a lack of memory: resume it with fewer `workers`. 1 is often a "
+            'script that does not call it under `if __name__ == "__main__":`.'
         )
 
 
-def _worker(study: Study, store: Store, folder: str | None, workers: int) -> None:
+class _Helper:
+    """A process that works on a study, and what it has to say."""
+
+    def __init__(self, study: Study, store: Store, folder: str | None, workers: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._told, telling = context.Pipe(duplex=False)
+        self.process = context.Process(
+            target=_worker, args=(study, store, folder, workers, telling), daemon=True
+        )
+        self.process.start()
+        telling.close()  # The process has its own end; if it dies, this one sees that.
+
+    def raise_its_error(self) -> None:
+        """Raise here what was raised there, as it would be raised by one process."""
+        try:
+            error, text = self._told.recv() if self._told.poll() else (None, "")
+        except EOFError:  # It ended without a word: it is done, or was killed.
+            return
+        if error is not None:
+            raise error from RuntimeError(f"in another process:\n{text}")
+
+
+def _worker(
+    study: Study, store: Store, folder: str | None, workers: int, telling: Connection
+) -> None:
     """Work in a process of its own, with one thread: networks of a study are small."""
     import torch
     from threadpoolctl import threadpool_limits
 
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one that watches.
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     torch.set_num_threads(1)
     threadpool_limits(1)
-    work(study, store, folder, workers=workers)
+    try:
+        work(study, store, folder, workers=workers)
+    except Exception as error:
+        telling.send((_sendable(error), traceback.format_exc()))
+
+
+def _end_with_parent() -> None:
+    """Nobody waits for a process whose parent was killed."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _sendable(error: Exception) -> Exception:
+    """The error if it arrives whole in another process, or what it says."""
+    try:
+        return error if str(pickle.loads(pickle.dumps(error))) == str(error) else _said(error)
+    except Exception:  # Any class of error can have its own way to fail here.
+        return _said(error)
+
+
+def _said(error: Exception) -> RuntimeError:
+    """What an error says, as one that everybody knows."""
+    return RuntimeError(f"{type(error).__name__}: {error}")
 
 
 def _tell(listener: Progress | None, run: str, store: Store, runs: dict[str, Any]) -> None:

@@ -1,0 +1,70 @@
+"""A study's folder: who declares it, and what is said of files that do not belong there."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+from small_studies import tiny_study
+
+import flatgauge as fg
+from flatgauge.studies.store import Store
+
+
+def test_of_two_that_begin_at_once_one_declares_the_study(tmp_path: Path) -> None:
+    mine, other = tiny_study(), tiny_study(seeds=3)
+    lock = tmp_path / "locks" / "study.json"
+    lock.parent.mkdir()
+    with open(lock, "w") as held, ThreadPoolExecutor(1) as threads:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        beginning = threads.submit(Store(tmp_path).open, other.declaration(), resume=True)
+        while not (tmp_path / "rows").exists():
+            time.sleep(0.01)
+        time.sleep(0.1)  # It waits now, or will: either way it finds the study below.
+        (tmp_path / "study.json").write_text(json.dumps(mine.declaration()))
+        fcntl.flock(held, fcntl.LOCK_UN)
+        with pytest.raises(ValueError, match="holds another study: it differs in seeds"):
+            beginning.result(timeout=60)
+    assert fg.Findings.read(tmp_path).study.runs() == mine.runs()
+
+
+FOREIGN = safetensors.torch.save({"a": torch.ones(2)})
+
+
+@pytest.mark.parametrize(
+    ("part", "contents", "told"),
+    [
+        ("models", b"", r"models/.*safetensors` is no network .* delete it and resume"),
+        ("models", b"123456789", r"is no network .* the network is trained again"),
+        ("models", FOREIGN, r"is no network .* the network is trained again"),
+        ("rows", b"", r"rows/.*json` is damaged .* the network is measured again"),
+        ("rows", b'{"run": "a"', "is damaged .* delete it and resume"),
+        ("rows", b"{}", "is damaged .*something is missing"),
+        ("", b"[]", r"study.json` is damaged .* name another folder, or delete it and resume"),
+    ],
+)
+def test_a_damaged_file_is_named_with_what_to_do(
+    part: str, contents: bytes, told: str, tmp_path: Path
+) -> None:
+    study = tiny_study(factors={"batch": [16]}, seeds=1, measures=["expected_sharpness"])
+    study.run(tmp_path)
+    file = next((tmp_path / part).glob("*.*"))
+    if part == "models":
+        next((tmp_path / "rows").glob("*.json")).unlink()
+    file.write_bytes(contents)
+    with pytest.raises(ValueError, match=told):
+        study.run(tmp_path, resume=True)
+    file.unlink()
+    assert len(study.run(tmp_path, resume=True).rows) == 1
+
+
+def test_a_study_needs_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError, match="is a file; name a folder for the study"):
+        tiny_study().run(tmp_path / "file")
