@@ -11,7 +11,7 @@ import typer
 from flatgauge.cli import completion
 from flatgauge.cli.application import app
 from flatgauge.cli.options import DATA, OUTPUT, RUNNING, WHAT, Debug, Json, examples
-from flatgauge.cli.output import print_json, watched
+from flatgauge.cli.output import print_json, styled, watched
 
 if TYPE_CHECKING:
     from flatgauge.studies import Findings, Study
@@ -104,7 +104,9 @@ def study(
         found[part] = _run(part, pool, place / part, data, resume, workers)
         page = found[part].write(command=_command(name, preset, part))
         if not json:
-            typer.echo(f"\n{name}, {part}\n{found[part]!r}\n\nreport: {page.resolve()}")
+            typer.echo(f"\n{name}, {part}")
+            _print(found[part])
+            typer.echo(f"\nreport: {page.resolve()}")
     if json:
         print_json({"command": sys.argv[1:]} | {k: _contents(v) for k, v in found.items()})
 
@@ -144,6 +146,30 @@ def _cores() -> int:
 
     # What this process may use, where the system tells; a container has fewer than the machine.
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _print(findings: Findings) -> None:
+    """Print what was found for a person at a terminal, or for a file."""
+    if not styled():
+        typer.echo(repr(findings))
+        return
+    from rich.console import Console
+
+    from flatgauge.report.terminal import print_lines, print_table
+    from flatgauge.studies import words
+
+    console = Console()
+    print_lines(console, words.sentences(findings))
+    if findings.counted.empty:
+        return
+    rows = words.correlation_rows(findings)
+    if rows:
+        print_lines(console, ["", words.correlation_title(findings)])
+        print_table(console, rows, words.correlation_rows(findings, narrow=True))
+    published = words.published_rows(findings)
+    if published:
+        print_lines(console, [words.BESIDE])
+        print_table(console, published)
 
 
 def _list() -> None:

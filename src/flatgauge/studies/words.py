@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 from flatgauge.studies.training import DIVERGED, MISSED, REACHED
 
 if TYPE_CHECKING:
-    import pandas as pd
-
+    from flatgauge.report.terminal import Rows
     from flatgauge.studies.findings import Findings
+
+#: What the table of published numbers shows.
+BESIDE = "Beside the paper:"
 
 
 def told(findings: Findings) -> str:
@@ -20,20 +22,43 @@ def told(findings: Findings) -> str:
         findings: What was found.
 
     Returns:
-        What was run, and a table of correlations.
+        What was run, and tables of correlations and published numbers.
     """
-    lines = [findings.study.question, *run_words(findings), *left_out(findings), ""]
-    if findings.counted.empty:
-        return "\n".join([*lines[:-1], "Nothing can be said yet: no network counts."])
-    published = findings.beside_published()
-    if findings.counted[findings.study.target].nunique() > 1:
-        lines += [
-            f"Correlation with the {findings.study.target.replace('_', ' ')} (95 % interval):",
-            *_table(findings),
-        ]
-    if not published.empty:
-        lines += ["", "Beside the paper:", *_columns(published.drop(columns="source"))]
-    return "\n".join(line for line in lines if line is not None)
+    lines = sentences(findings)
+    if not findings.counted.empty:
+        tables = {
+            correlation_title(findings): correlation_rows(findings),
+            BESIDE: published_rows(findings),
+        }
+        for title, rows in tables.items():
+            lines += ["", title, *_aligned(rows)] if rows else []
+    return "\n".join(lines)
+
+
+def sentences(findings: Findings) -> list[str]:
+    """What was asked and run, and what does not count.
+
+    Args:
+        findings: What was found.
+
+    Returns:
+        Sentences.
+    """
+    nothing = ["Nothing can be said yet: no network counts."] if findings.counted.empty else []
+    question = [findings.study.question] if findings.study.question else []
+    return [*question, *run_words(findings), *left_out(findings), *nothing]
+
+
+def correlation_title(findings: Findings) -> str:
+    """What the table of correlations shows.
+
+    Args:
+        findings: What was found.
+
+    Returns:
+        A heading.
+    """
+    return f"Correlation with the {findings.study.target.replace('_', ' ')} (95 % interval):"
 
 
 def run_words(findings: Findings) -> list[str]:
@@ -93,20 +118,41 @@ def left_out(findings: Findings) -> list[str]:
     return lines
 
 
-def _table(findings: Findings) -> list[str]:
-    """Correlations before and after rescaling, one measure per line."""
-    import pandas as pd
+def correlation_rows(findings: Findings, *, narrow: bool = False) -> Rows:
+    """Correlations with their intervals, before and after rescaling.
 
+    Args:
+        findings: What was found.
+        narrow: Whether to leave all but one kind of correlation out.
+
+    Returns:
+        Names of columns, then one row per measure; nothing if the target is always the same.
+    """
+    if findings.counted[findings.study.target].nunique() < 2:
+        return []
     found, after = findings.correlations, findings.before_after
-    rows: dict[str, dict[str, str]] = {}
+    kinds = ("Spearman",) if narrow else ("Pearson", "Kendall", "Spearman")
+    rows = [("measure", *kinds, *(() if after is None else ("Spearman, rescaled",)))]
     for measure in findings.measures:
-        row = found.loc[measure]
-        rows[measure] = {
-            name: _interval(row, name.lower()) for name in ("Pearson", "Kendall", "Spearman")
-        }
+        cells = [_interval(found.loc[measure], kind.lower()) for kind in kinds]
         if after is not None:
-            rows[measure]["Spearman, rescaled"] = _interval(after.loc[measure], "after")
-    return _columns(pd.DataFrame.from_dict(rows, orient="index"), index=True)
+            cells.append(_interval(after.loc[measure], "after"))
+        rows.append((measure, *cells))
+    return rows
+
+
+def published_rows(findings: Findings) -> Rows:
+    """The paper's numbers beside ours.
+
+    Args:
+        findings: What was found.
+
+    Returns:
+        Names of columns, then one row per number; nothing if there are none.
+    """
+    table = findings.beside_published()[["what", "published", "ours"]]
+    rows = [tuple(map(str, row)) for row in table.itertuples(index=False)]
+    return [("", "published", "ours"), *rows] if rows else []
 
 
 def _interval(row: Any, name: str) -> str:
@@ -117,6 +163,10 @@ def _interval(row: Any, name: str) -> str:
     return f"{value:.2f} [{low:.2f}, {high:.2f}]" if low == low else f"{value:.2f}"
 
 
-def _columns(frame: pd.DataFrame, *, index: bool = False) -> list[str]:
-    """A table of text."""
-    return [f"  {line}" for line in frame.to_string(index=index).splitlines()]
+def _aligned(rows: Rows) -> list[str]:
+    """A table as lines of text."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [
+        "  " + "  ".join(f"{cell:<{w}}" for cell, w in zip(row, widths, strict=True)).rstrip()
+        for row in rows
+    ]
