@@ -124,7 +124,7 @@ class TestFindings:
         table, frame = found.beside_published().set_index("source"), found.to_frame()
         assert list(table["published"]) == ["1", "2", "0"]
         losses = frame["test_loss"]
-        assert table.loc["A", "ours"] == f"{losses.mean():.4g} ± {losses.std():.4g} (n = 6)"
+        assert table.loc["A", "ours"] == f"{losses.mean():.4g} ± {losses.std():.2g} (n = 6)"
         assert table.loc["B", "ours"].endswith("(n = 6)")
         changes = (found.rescaled_frame()["hessian_trace"] / frame["hessian_trace"] - 1).abs()
         assert table.loc["C", "ours"] == f"{changes.median():.1e} (n = 6)"

@@ -54,8 +54,11 @@ class Figure:
 def _mean(frame: pd.DataFrame, rescaled: pd.DataFrame | None, column: str, target: str) -> str:
     """Mean and standard deviation over networks."""
     values = frame[column].dropna()
-    spread = f" ± {_short(values.std())}" if len(values) > 1 else ""
-    return f"{_short(values.mean())}{spread} (n = {len(values)})"
+    unit = ""
+    if column.endswith("accuracy"):
+        values, unit = 100 * values, " %"
+    spread = f" ± {values.std():.2g}" if len(values) > 1 else ""
+    return f"{values.mean():.4g}{spread}{unit} (n = {len(values)})"
 
 
 def _pearson(frame: pd.DataFrame, rescaled: pd.DataFrame | None, column: str, target: str) -> str:
@@ -82,11 +85,6 @@ def _correlation(frame: pd.DataFrame, column: str, target: str, kind: Any) -> st
     if len(pairs) < 3 or pairs[column].nunique() < 2 or pairs[target].nunique() < 2:
         return "—"
     return f"{pairs[column].corr(pairs[target], method=kind):.3f} (n = {len(pairs)})"
-
-
-def _short(value: float) -> str:
-    """Four digits."""
-    return f"{value:.4g}"
 
 
 _STATISTICS: Mapping[str, Callable[..., str]] = {

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from flatgauge.studies.findings import Findings
 
 #: Samples that landscapes are drawn with, and points along each axis.
-_DRAWN, _LINE, _PLANE = 1000, 41, 21
+_DRAWN, _LINE, _PLANE = 500, 41, 13
 
 
 def write_tables(findings: Findings) -> None:
