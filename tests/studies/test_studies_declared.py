@@ -45,6 +45,17 @@ class TestDeclared:
                 {"factors": {"batch, rate": [(1, 2, 3)]}},
                 r"give 2 values together, as \(batch, rate",
             ),
+            ({"factors": {}}, "must name at least one field of a recipe"),
+            ({"factors": ["batch"]}, "must name at least one field of a recipe"),
+            ({"factors": {"batch": [8, 16, 8]}}, "has a value twice"),
+            ({"factors": {"batch": [8], "rate, batch": [(0.1, 4)]}}, "sets `batch` twice"),
+            ({"factors": {"init": ["default", "kaiming"]}}, "use one of default, xavier_normal"),
+            ({"factors": {"network": ["mpl-6"]}}, "`mpl-6` is not known as a network"),
+            ({"confounders": ["rates"]}, "names 'rates'; use some of samples"),
+            ({"confounders": ["init"]}, "names 'init'; use some of samples"),
+            ({"landscapes": ["maps"]}, "names 'maps'; use some of"),
+            ({"measured": True}, "at least 1, or None"),
+            ({"seeds": 2.5}, "`seeds=2.5` must be at least 1, or a list"),
             ({"seeds": 0}, "`seeds=0` must be at least 1"),
             ({"seeds": [1, 1]}, "each once"),
             ({"target": "luck"}, "use one of accuracy_gap"),
@@ -56,6 +67,16 @@ class TestDeclared:
     def test_what_means_nothing_is_refused_before_training(self, changes, told: str) -> None:
         with pytest.raises(ValueError, match=told):
             tiny_study(**changes)
+
+    def test_measures_that_can_be_read_once_only(self) -> None:
+        study = tiny_study(measures=(name for name in ("hessian_trace", "rho_sum")))
+        assert list(study.declaration()["measures"]) == ["hessian_trace", "rho_sum"]
+
+    def test_one_name_is_no_list(self) -> None:
+        with pytest.raises(
+            TypeError, match=r"`confounders='rate'` must be a list; give \['rate'\]"
+        ):
+            tiny_study(confounders="rate")
 
     def test_a_recipe_is_needed(self) -> None:
         with pytest.raises(TypeError, match=r"make one with fg.Recipe\("):

@@ -40,6 +40,19 @@ def test_a_recipe_refuses_what_means_nothing(name: str) -> None:
         Recipe(**{name: value})
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("network", 3, "`network=3` must be a text"),
+        ("early", "no", "`early='no'` must be True or False"),
+        ("rescaling", 5, "`rescaling=5` must be a text"),
+    ],
+)
+def test_a_recipe_refuses_values_of_another_kind(name: str, value: object, told: str) -> None:
+    with pytest.raises(TypeError, match=told):
+        Recipe(**{name: value})
+
+
 def test_momentum_is_of_sgd() -> None:
     with pytest.raises(ValueError, match="is of 'sgd'"):
         Recipe(optimizer="adam", momentum=0.9)

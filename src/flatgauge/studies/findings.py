@@ -248,7 +248,7 @@ class Findings:
         return told(self)
 
     def _confounders(self) -> Sequence[str]:
-        """Those confounders that differ between networks and are no factor themselves."""
+        """Those confounders that differ between networks."""
         return [
             name
             for name in self.study.confounders

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from flatgauge.networks import INITIALISATIONS, find_architecture
 from flatgauge.randomness import check_seed
 
 #: How the weights are changed at every step.
@@ -76,6 +77,14 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
+        for name in ("data", "network", "init"):
+            _of_kind(name, getattr(self, name), str)
+        for name in ("standardise", "early"):
+            _of_kind(name, getattr(self, name), bool)
+        if self.rescaling is not None:
+            _of_kind("rescaling", self.rescaling, str)
+        if ":" not in self.network:
+            find_architecture(self.network)
         for name in ("samples", "test_samples"):
             _whole(name, getattr(self, name), 1, optional=True)
         _whole("subset", self.subset, 0, optional=True)
@@ -92,6 +101,7 @@ class Recipe:
         for name in ("loss_goal", "gradient_goal"):
             _within(name, getattr(self, name), math.ulp(0.0), math.inf, optional=True)
         _within("accuracy_goal", self.accuracy_goal, 0.0, 1.0, optional=True)
+        _one_of("init", self.init, tuple(INITIALISATIONS))
         _one_of("optimizer", self.optimizer, OPTIMIZERS)
         _one_of("dtype", self.dtype, ("float32", "float64"))
         if self.momentum and self.optimizer != "sgd":
@@ -156,6 +166,13 @@ class Recipe:
 
 #: The names of a recipe's fields.
 FIELDS = tuple(field.name for field in fields(Recipe))
+
+
+def _of_kind(name: str, value: Any, kind: type) -> None:
+    """Refuse what is no text, or neither True nor False."""
+    if not isinstance(value, kind):
+        wanted = "a text" if kind is str else "True or False"
+        raise TypeError(f"`{name}={value!r}` must be {wanted}.")
 
 
 def _whole(name: str, value: Any, least: int, *, optional: bool = False) -> None:
