@@ -31,7 +31,8 @@ class Recipe:
         standardise: Whether inputs get mean 0 and deviation 1, as seen on the training samples.
         network: A network by name (see `flatgauge.networks`), or ``file.py:factory``.
         width: Multiplies the widths of a network by name.
-        init: How its weights are drawn, by name; ``"default"`` is torch's own way.
+        init: How its weights are drawn, by name; ``"default"`` is torch's own way, and leaves those
+            of ``file.py:factory`` as they were made.
         optimizer: ``"sgd"`` or ``"adam"``.
         rate: The learning rate.
         momentum: Of ``"sgd"``.
