@@ -175,6 +175,22 @@ class TestFindings:
         }
 
 
+def test_what_differs_by_design_is_told_as_such(tmp_path) -> None:
+    study = tiny_study(
+        factors={"samples": [40, None], "epochs, loss_goal": [(1, 1e-9), (99, 2.2)]},
+        measures=["expected_sharpness"],
+        measured=50,
+        seeds=1,
+    )
+    found = study.run(tmp_path)
+    assert list(found.to_frame()["epochs"]) == [1, 99, 1, 99]
+    assert found.to_frame()["steps"].iloc[1] < 99 * 3
+    assert "4 of 4 networks `mlp-6` on training samples of digits; measured on 50" in repr(found)
+    assert "2 did not reach a goal of its own within its epochs" in repr(found)
+    # None, for all samples, is a kind like every other.
+    assert list(found.cells()["networks", ""]) == [1, 1]
+
+
 def test_a_figure_without_numbers_is_a_dash() -> None:
     frame = pd.DataFrame({"a": [1.0, 1.0, 1.0], "gap": [1.0, 2.0, 3.0], "b": [math.nan] * 3})
     for column, statistic in (("a", "pearson"), ("b", "mean"), ("none", "mean"), ("a", "change")):

@@ -146,7 +146,7 @@ class Findings:
             A frame with one row per combination of factors.
         """
         shown = ["train_loss", "train_accuracy", "test_accuracy", self.study.target, *self.measures]
-        grouped = self.counted.groupby(self.study.factor_names, sort=False)
+        grouped = self.counted.groupby(self.study.factor_names, sort=False, dropna=False)
         found = grouped[list(dict.fromkeys(shown))].agg(["mean", "std"])
         found.insert(0, ("networks", ""), grouped.size())
         return found
@@ -268,7 +268,9 @@ class Findings:
             }
             measures = report["measures"] if report else {}
             values = {name: entry["value"] for name, entry in measures.items()}
-            found[run] = row["recipe"] | training | gaps | values
+            # Epochs are those that were trained, unless they differ by design.
+            chosen = {name: row["recipe"][name] for name in self.study.varied}
+            found[run] = row["recipe"] | training | chosen | gaps | values
         columns = None if found else [*FIELDS, "state", "loss_gap", "accuracy_gap", *self.measures]
         frame = pd.DataFrame.from_dict(found, orient="index", columns=columns)
         return frame.rename_axis("run")

@@ -88,7 +88,7 @@ def pictures(findings: Findings) -> Sequence[Landscapes]:
     if not study.landscapes or counted.empty:
         return []
     factor = study.factor_names[0]
-    first = counted.groupby(factor, sort=False).head(1)
+    first = counted.drop_duplicates(factor)
     surfaces = {
         f"{factor} {row[factor]}, {row['test_accuracy']:.1%} on test": findings.surface(
             str(run)
@@ -162,7 +162,7 @@ def _facts(findings: Findings) -> dict[str, str]:
     fixed = {
         name: value
         for name, value in study.recipe.to_dict().items()
-        if name not in study.factor_names and name != "seed" and value is not None
+        if name not in study.varied and name != "seed" and value is not None
     }
     return {
         "recipe": ", ".join(f"{name} {value}" for name, value in fixed.items()),

@@ -107,6 +107,11 @@ class Study:
         """The fields that differ by design; of those that change together, the first."""
         return [_fields(key)[0] for key in self.factors]
 
+    @property
+    def varied(self) -> list[str]:
+        """All fields that differ by design, those that change together too."""
+        return [name for key in self.factors for name in _fields(key)]
+
     def runs(self) -> dict[str, Recipe]:
         """All networks of the study.
 
@@ -194,7 +199,7 @@ class Study:
                 'values, as in {"batch": [8, 64]}.'
             )
         levels = [_levels(key, values) for key, values in self.factors.items()]
-        _check_once([name for key in self.factors for name in _fields(key)])
+        _check_once(self.varied)
         found: dict[str, Recipe] = {}
         for chosen in product(*levels):
             changes = {name: value for level in chosen for name, value in level.items()}
