@@ -232,12 +232,14 @@ class Findings:
         Raises:
             ValueError: If no network counts.
         """
-        from flatgauge.studies.page import write_tables
+        from flatgauge.studies.page import write_results, write_tables
 
+        write_results(self)
         if self.counted.empty:
             raise ValueError(
                 f"`{self.store.folder}` has no network that counts, so there is nothing to report; "
-                "resume the study, or look at `to_frame()` for how training went."
+                "`results.csv` in it says how training went. Resume the study if it is not done, "
+                "or declare it with goals that can be reached."
             )
         write_tables(self)
         return self.to_html(self.store.folder / "report.html", command=command)

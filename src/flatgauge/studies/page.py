@@ -21,14 +21,22 @@ if TYPE_CHECKING:
 _DRAWN, _LINE, _PLANE = 1000, 41, 21
 
 
+def write_results(findings: Findings) -> None:
+    """Write the rows of a study into its folder, whether they count or not.
+
+    Args:
+        findings: What was found.
+    """
+    write_whole(findings.store.folder / "results.csv", findings.to_frame().to_csv())
+
+
 def write_tables(findings: Findings) -> None:
-    """Write the numbers of a study into its folder.
+    """Write what follows from the rows of a study into its folder.
 
     Args:
         findings: What was found.
     """
     tables = {
-        "results": findings.to_frame(),
         "rescaled": findings.rescaled_frame(),
         "layers": findings.layer_frame().set_index("run"),
         "correlations": findings.correlations,
