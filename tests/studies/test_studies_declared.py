@@ -185,7 +185,9 @@ def test_what_differs_by_design_is_told_as_such(tmp_path) -> None:
     found = study.run(tmp_path)
     assert list(found.to_frame()["epochs"]) == [1, 99, 1, 99]
     assert found.to_frame()["steps"].iloc[1] < 99 * 3
-    assert "4 of 4 networks `mlp-6` on training samples of digits; measured on 50" in repr(found)
+    first = repr(found).splitlines()[0]
+    assert first.startswith("4 of 4 networks `mlp-6` on training samples of digits; measured on 50")
+    assert first.endswith("2 values of samples × 2 values of epochs with loss_goal, 1 seed.")
     assert "2 did not reach a goal of its own within its epochs" in repr(found)
     # None, for all samples, is a kind like every other.
     assert list(found.cells()["networks", ""]) == [1, 1]

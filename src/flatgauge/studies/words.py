@@ -23,7 +23,8 @@ def told(findings: Findings) -> str:
     Returns:
         What was run, and a table of correlations.
     """
-    lines = [findings.study.question, *run_words(findings), *left_out(findings), ""]
+    question = [findings.study.question] if findings.study.question else []
+    lines = [*question, *run_words(findings), *left_out(findings), ""]
     if findings.counted.empty:
         return "\n".join([*lines[:-1], "Nothing can be said yet: no network counts."])
     published = findings.beside_published()
@@ -34,7 +35,7 @@ def told(findings: Findings) -> str:
         ]
     if not published.empty:
         lines += ["", "Beside the paper:", *_columns(published.drop(columns="source"))]
-    return "\n".join(line for line in lines if line is not None)
+    return "\n".join(lines)
 
 
 def run_words(findings: Findings) -> list[str]:
@@ -55,15 +56,21 @@ def run_words(findings: Findings) -> list[str]:
     many = "" if "samples" in varied else _samples(recipe.samples)
     data = "" if "data" in varied else f" of {recipe.data}"
     factors = " × ".join(
-        f"{len(values)} values of {' with '.join(name.split(', '))}"
+        f"{_counted(len(values), 'value')} of {' with '.join(name.split(', '))}"
         for name, values in study.factors.items()
     )
+    seeds = study.declaration()["seeds"]
     fewer = study.measured is not None and study.measured < (recipe.samples or math.inf)
     measured = f"; measured on {study.measured:,} of them" if fewer else ""
     return [
         f"{len(findings.rows)} of {len(study.runs())} networks{network}{width} on {many}training "
-        f"samples{data}{measured}: {factors}, {len(study.declaration()['seeds'])} seeds."
+        f"samples{data}{measured}: {factors}, {_counted(len(seeds), 'seed')}."
     ]
+
+
+def _counted(many: int, what: str) -> str:
+    """A number with what it counts."""
+    return f"{many} {what}" if many == 1 else f"{many} {what}s"
 
 
 def _samples(many: int | None) -> str:
