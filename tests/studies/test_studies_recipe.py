@@ -127,6 +127,21 @@ def test_data_that_a_study_cannot_use(tmp_path) -> None:
         prepare(TINY.but(data=f"{file}:lists", samples=None, test_samples=None), None)
 
 
+def test_pixels_of_whole_numbers_and_inputs_that_are_all_the_same(tmp_path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(
+        "import torch\n"
+        "def bytes(split='train'):\n"
+        "    return torch.arange(6, dtype=torch.uint8).view(3, 2), torch.arange(3)\n"
+        "def flat(split='train'): return torch.ones(3, 2), torch.arange(3)\n"
+    )
+    whole = TINY.but(samples=None, test_samples=None, data=f"{file}:bytes")
+    assert prepare(whole, None).inputs.std().item() == pytest.approx(1)
+    assert prepare(whole.but(standardise=False), None).inputs.tolist() == [[0, 1], [2, 3], [4, 5]]
+    with pytest.raises(ValueError, match="are all the same and cannot be standardised"):
+        prepare(whole.but(data=f"{file}:flat"), None)
+
+
 def test_own_network_and_data(tmp_path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
