@@ -45,6 +45,17 @@ class TestDeclared:
                 {"factors": {"batch, rate": [(1, 2, 3)]}},
                 r"give 2 values together, as \(batch, rate",
             ),
+            ({"factors": {}}, "must name at least one field of a recipe"),
+            ({"factors": ["batch"]}, "must name at least one field of a recipe"),
+            ({"factors": {"batch": [8, 16, 8]}}, "has a value twice"),
+            ({"factors": {"batch": [8], "rate, batch": [(0.1, 4)]}}, "sets `batch` twice"),
+            ({"factors": {"init": ["default", "kaiming"]}}, "use one of default, xavier_normal"),
+            ({"factors": {"network": ["mpl-6"]}}, "`mpl-6` is not known as a network"),
+            ({"confounders": ["rates"]}, "names 'rates'; use some of samples"),
+            ({"confounders": ["init"]}, "names 'init'; use some of samples"),
+            ({"landscapes": ["maps"]}, "names 'maps'; use some of"),
+            ({"measured": True}, "at least 1, or None"),
+            ({"seeds": 2.5}, "`seeds=2.5` must be at least 1, or a list"),
             ({"seeds": 0}, "`seeds=0` must be at least 1"),
             ({"seeds": [1, 1]}, "each once"),
             ({"target": "luck"}, "use one of accuracy_gap"),
@@ -56,6 +67,16 @@ class TestDeclared:
     def test_what_means_nothing_is_refused_before_training(self, changes, told: str) -> None:
         with pytest.raises(ValueError, match=told):
             tiny_study(**changes)
+
+    def test_measures_that_can_be_read_once_only(self) -> None:
+        study = tiny_study(measures=(name for name in ("hessian_trace", "rho_sum")))
+        assert list(study.declaration()["measures"]) == ["hessian_trace", "rho_sum"]
+
+    def test_one_name_is_no_list(self) -> None:
+        with pytest.raises(
+            TypeError, match=r"`confounders='rate'` must be a list; give \['rate'\]"
+        ):
+            tiny_study(confounders="rate")
 
     def test_a_recipe_is_needed(self) -> None:
         with pytest.raises(TypeError, match=r"make one with fg.Recipe\("):
@@ -152,6 +173,24 @@ class TestFindings:
             *("results.csv", "rescaled.csv", "layers.csv", "correlations.csv"),
             *("layer_correlations.csv", "before_after.csv", "published.csv"),
         }
+
+
+def test_what_differs_by_design_is_told_as_such(tmp_path) -> None:
+    study = tiny_study(
+        factors={"samples": [40, None], "epochs, loss_goal": [(1, 1e-9), (99, 2.2)]},
+        measures=["expected_sharpness"],
+        measured=50,
+        seeds=1,
+    )
+    found = study.run(tmp_path)
+    assert list(found.to_frame()["epochs"]) == [1, 99, 1, 99]
+    assert found.to_frame()["steps"].iloc[1] < 99 * 3
+    first = repr(found).splitlines()[0]
+    assert first.startswith("4 of 4 networks `mlp-6` on training samples of digits; measured on 50")
+    assert first.endswith("2 values of samples × 2 values of epochs with loss_goal, 1 seed.")
+    assert "2 did not reach a goal of its own within its epochs" in repr(found)
+    # None, for all samples, is a kind like every other.
+    assert list(found.cells()["networks", ""]) == [1, 1]
 
 
 def test_a_figure_without_numbers_is_a_dash() -> None:

@@ -40,6 +40,19 @@ def test_a_recipe_refuses_what_means_nothing(name: str) -> None:
         Recipe(**{name: value})
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("network", 3, "`network=3` must be a text"),
+        ("early", "no", "`early='no'` must be True or False"),
+        ("rescaling", 5, "`rescaling=5` must be a text"),
+    ],
+)
+def test_a_recipe_refuses_values_of_another_kind(name: str, value: object, told: str) -> None:
+    with pytest.raises(TypeError, match=told):
+        Recipe(**{name: value})
+
+
 def test_momentum_is_of_sgd() -> None:
     with pytest.raises(ValueError, match="is of 'sgd'"):
         Recipe(optimizer="adam", momentum=0.9)
@@ -112,6 +125,21 @@ def test_data_that_a_study_cannot_use(tmp_path) -> None:
     file.write_text("def lists(split='train'): return [1, 2, 3]")
     with pytest.raises(TypeError, match="a pair of tensors"):
         prepare(TINY.but(data=f"{file}:lists", samples=None, test_samples=None), None)
+
+
+def test_pixels_of_whole_numbers_and_inputs_that_are_all_the_same(tmp_path) -> None:
+    file = tmp_path / "own.py"
+    file.write_text(
+        "import torch\n"
+        "def bytes(split='train'):\n"
+        "    return torch.arange(6, dtype=torch.uint8).view(3, 2), torch.arange(3)\n"
+        "def flat(split='train'): return torch.ones(3, 2), torch.arange(3)\n"
+    )
+    whole = TINY.but(samples=None, test_samples=None, data=f"{file}:bytes")
+    assert prepare(whole, None).inputs.std().item() == pytest.approx(1)
+    assert prepare(whole.but(standardise=False), None).inputs.tolist() == [[0, 1], [2, 3], [4, 5]]
+    with pytest.raises(ValueError, match="are all the same and cannot be standardised"):
+        prepare(whole.but(data=f"{file}:flat"), None)
 
 
 def test_own_network_and_data(tmp_path) -> None:

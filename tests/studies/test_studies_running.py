@@ -227,8 +227,21 @@ def test_nothing_counts(tmp_path: Path) -> None:
     assert "no network counts" in repr(found)
     with pytest.raises(ValueError, match="nothing to report"):
         found.write()
+    assert len((tmp_path / "results.csv").read_text().splitlines()) == 3
     with pytest.raises(KeyError, match="is not finished; there are rate"):
         found.surface("no")
+
+
+def test_the_command_goes_on_where_nothing_counts(tmp_path: Path) -> None:
+    from flatgauge.cli.study import _contents, _report
+
+    study = tiny_study(recipe=TINY.but(loss_goal=1e-9), factors={"rate": [0.1]}, seeds=2)
+    found = study.run(tmp_path)
+    told = _report(found, "")
+    assert told == f"no report, as no network counts; see {tmp_path / 'results.csv'}"
+    assert (tmp_path / "results.csv").exists()
+    none = {"correlations": None, "before_after": None}
+    assert _contents(found) == {"networks": 2, "counted": 0} | none
 
 
 def test_the_model_file_says_how_it_was_made(tmp_path: Path) -> None:

@@ -14,6 +14,8 @@ from flatgauge.cli.options import DATA, OUTPUT, RUNNING, WHAT, Debug, Json, exam
 from flatgauge.cli.output import print_json, styled, watched
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from flatgauge.studies import Findings, Study
 
 
@@ -102,11 +104,11 @@ def study(
     found = {}
     for part, pool in parts.items():
         found[part] = _run(part, pool, place / part, data, resume, workers)
-        page = found[part].write(command=_command(name, preset, part))
+        told = _report(found[part], _command(name, preset, part, pool))
         if not json:
             typer.echo(f"\n{name}, {part}")
             _print(found[part])
-            typer.echo(f"\nreport: {page.resolve()}")
+            typer.echo(f"\n{told}")
     if json:
         print_json({"command": sys.argv[1:]} | {k: _contents(v) for k, v in found.items()})
 
@@ -195,9 +197,19 @@ def _chosen(parts: dict[str, Study], only: list[str]) -> dict[str, Study]:
     return {name: pool for name, pool in parts.items() if not only or name in only}
 
 
-def _command(name: str, preset: str, part: str) -> str:
+def _report(findings: Findings, command: str) -> str:
+    """Write the page, and say where it is; a pool without one does not keep others from theirs."""
+    if findings.counted.empty:
+        from flatgauge.studies.page import write_results
+
+        write_results(findings)
+        return f"no report, as no network counts; see {findings.store.folder / 'results.csv'}"
+    return f"report: {findings.write(command=command).resolve()}"
+
+
+def _command(name: str, preset: str, part: str, pool: Study) -> str:
     """The command that repeats one pool."""
-    data = "" if preset == "quick" else " --data DIR"
+    data = "" if pool.recipe.data in ("digits", "noise") else " --data DIR"
     return f"flatgauge study {name} --preset {preset} --only {part}{data}"
 
 
@@ -205,7 +217,9 @@ def _contents(findings: Findings) -> dict[str, object]:
     """The findings for a program."""
     import json as text
 
-    tables = {"correlations": findings.correlations, "before_after": findings.before_after}
+    tables: dict[str, pd.DataFrame | None] = {"correlations": None, "before_after": None}
+    if not findings.counted.empty:
+        tables = {"correlations": findings.correlations, "before_after": findings.before_after}
     return {"networks": len(findings.rows), "counted": len(findings.counted)} | {
         name: None if table is None else text.loads(table.to_json(orient="index"))
         for name, table in tables.items()

@@ -65,11 +65,6 @@ _WORDS = {
         "lost",
         "How much of the correlation the rescaling took away, with its interval.",
     ),
-    "self_rank": (
-        "self rank",
-        "The rank correlation of a measure with itself across the rescaling. 1: the order of the "
-        "networks stayed; a measure that does not depend on how a network is written has 1.",
-    ),
     "itself": (
         "itself",
         "The rank correlation of a measure with itself across the rescaling. 1: the order of the "

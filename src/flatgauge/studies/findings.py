@@ -147,7 +147,7 @@ class Findings:
             A frame with one row per combination of factors.
         """
         shown = ["train_loss", "train_accuracy", "test_accuracy", self.study.target, *self.measures]
-        grouped = self.counted.groupby(self.study.factor_names, sort=False)
+        grouped = self.counted.groupby(self.study.factor_names, sort=False, dropna=False)
         found = grouped[list(dict.fromkeys(shown))].agg(["mean", "std"])
         found.insert(0, ("networks", ""), grouped.size())
         return found
@@ -233,12 +233,14 @@ class Findings:
         Raises:
             ValueError: If no network counts.
         """
-        from flatgauge.studies.page import write_tables
+        from flatgauge.studies.page import write_results, write_tables
 
+        write_results(self)
         if self.counted.empty:
             raise ValueError(
                 f"`{self.store.folder}` has no network that counts, so there is nothing to report; "
-                "resume the study, or look at `to_frame()` for how training went."
+                "`results.csv` in it says how training went. Resume the study if it is not done, "
+                "or declare it with goals that can be reached."
             )
         write_tables(self)
         return self.to_html(self.store.folder / "report.html", command=command)
@@ -288,7 +290,7 @@ class Findings:
         return told(self)
 
     def _confounders(self) -> Sequence[str]:
-        """Those confounders that differ between networks and are no factor themselves."""
+        """Those confounders that differ between networks."""
         return [
             name
             for name in self.study.confounders
@@ -308,7 +310,9 @@ class Findings:
             }
             measures = report["measures"] if report else {}
             values = {name: entry["value"] for name, entry in measures.items()}
-            found[run] = row["recipe"] | training | gaps | values
+            # Epochs are those that were trained, unless they differ by design.
+            chosen = {name: row["recipe"][name] for name in self.study.varied}
+            found[run] = row["recipe"] | training | chosen | gaps | values
         columns = None if found else [*FIELDS, "state", "loss_gap", "accuracy_gap", *self.measures]
         frame = pd.DataFrame.from_dict(found, orient="index", columns=columns)
         return frame.rename_axis("run")

@@ -21,14 +21,22 @@ if TYPE_CHECKING:
 _DRAWN, _LINE, _PLANE = 500, 41, 13
 
 
+def write_results(findings: Findings) -> None:
+    """Write the rows of a study into its folder, whether they count or not.
+
+    Args:
+        findings: What was found.
+    """
+    write_whole(findings.store.folder / "results.csv", findings.to_frame().to_csv())
+
+
 def write_tables(findings: Findings) -> None:
-    """Write the numbers of a study into its folder.
+    """Write what follows from the rows of a study into its folder.
 
     Args:
         findings: What was found.
     """
     tables = {
-        "results": findings.to_frame(),
         "rescaled": findings.rescaled_frame(),
         "layers": findings.layer_frame().set_index("run"),
         "correlations": findings.correlations,
@@ -88,7 +96,7 @@ def pictures(findings: Findings) -> Sequence[Landscapes]:
     if not study.landscapes or counted.empty:
         return []
     factor = study.factor_names[0]
-    first = counted.groupby(factor, sort=False).head(1)
+    first = counted.drop_duplicates(factor)
     surfaces = {
         f"{factor} {row[factor]}, {row['test_accuracy']:.1%} on test": findings.surface(
             str(run)
@@ -162,7 +170,7 @@ def _facts(findings: Findings) -> dict[str, str]:
     fixed = {
         name: value
         for name, value in study.recipe.to_dict().items()
-        if name not in study.factor_names and name != "seed" and value is not None
+        if name not in study.varied and name != "seed" and value is not None
     }
     return {
         "recipe": ", ".join(f"{name} {value}" for name, value in fixed.items()),

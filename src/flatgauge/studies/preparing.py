@@ -116,7 +116,16 @@ def _clean(
     inputs, targets = _drawn(data, folder, "train", samples, subset)
     test_inputs, test_targets = _drawn(data, folder, "test", test_samples, subset)
     if standardise:
+        # Pixels may be whole numbers.
+        inputs, test_inputs = (
+            x if x.is_floating_point() else x.float() for x in (inputs, test_inputs)
+        )
         mean, deviation = inputs.mean(), inputs.std()
+        if not deviation > 0:  # Nor is nan, of one number.
+            raise ValueError(
+                f"the training inputs of `{data}` are all the same and cannot be standardised; "
+                "give others, or leave them as they are with `standardise=False`."
+            )
         inputs, test_inputs = (inputs - mean) / deviation, (test_inputs - mean) / deviation
     classes = int(max(targets.max(), test_targets.max())) + 1
     return Prepared(inputs, targets, test_inputs, test_targets, classes)

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+from flatgauge.networks import INITIALISATIONS, find_architecture
 from flatgauge.randomness import check_seed
 
 #: How the weights are changed at every step.
@@ -30,7 +31,8 @@ class Recipe:
         standardise: Whether inputs get mean 0 and deviation 1, as seen on the training samples.
         network: A network by name (see `flatgauge.networks`), or ``file.py:factory``.
         width: Multiplies the widths of a network by name.
-        init: How its weights are drawn, by name; ``"default"`` is torch's own way.
+        init: How its weights are drawn, by name; ``"default"`` is torch's own way, and leaves those
+            of ``file.py:factory`` as they were made.
         optimizer: ``"sgd"`` or ``"adam"``.
         rate: The learning rate.
         momentum: Of ``"sgd"``.
@@ -76,6 +78,14 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
+        for name in ("data", "network", "init"):
+            _of_kind(name, getattr(self, name), str)
+        for name in ("standardise", "early"):
+            _of_kind(name, getattr(self, name), bool)
+        if self.rescaling is not None:
+            _of_kind("rescaling", self.rescaling, str)
+        if ":" not in self.network:
+            find_architecture(self.network)
         for name in ("samples", "test_samples"):
             _whole(name, getattr(self, name), 1, optional=True)
         _whole("subset", self.subset, 0, optional=True)
@@ -92,6 +102,7 @@ class Recipe:
         for name in ("loss_goal", "gradient_goal"):
             _within(name, getattr(self, name), math.ulp(0.0), math.inf, optional=True)
         _within("accuracy_goal", self.accuracy_goal, 0.0, 1.0, optional=True)
+        _one_of("init", self.init, tuple(INITIALISATIONS))
         _one_of("optimizer", self.optimizer, OPTIMIZERS)
         _one_of("dtype", self.dtype, ("float32", "float64"))
         if self.momentum and self.optimizer != "sgd":
@@ -156,6 +167,13 @@ class Recipe:
 
 #: The names of a recipe's fields.
 FIELDS = tuple(field.name for field in fields(Recipe))
+
+
+def _of_kind(name: str, value: Any, kind: type) -> None:
+    """Refuse what is no text, or neither True nor False."""
+    if not isinstance(value, kind):
+        wanted = "a text" if kind is str else "True or False"
+        raise TypeError(f"`{name}={value!r}` must be {wanted}.")
 
 
 def _whole(name: str, value: Any, least: int, *, optional: bool = False) -> None:

@@ -114,7 +114,9 @@ class Store:
         """
         from safetensors.torch import save
 
-        weights = {name: part.contiguous() for name, part in trained.model.state_dict().items()}
+        state = trained.model.state_dict()
+        # Copies, as the format refuses tensors that share memory, such as tied weights.
+        weights = {name: part.clone().contiguous() for name, part in state.items()}
         header = {"recipe": recipe.to_dict(), "training": trained.facts()}
         text = {key: json.dumps(plain(value)) for key, value in header.items()}
         write_whole(self._model(run), save(weights, metadata=text))

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatgauge.asking import wanted_of
+from flatgauge.landscaping import SPACES
 from flatgauge.randomness import check_seed
 from flatgauge.studies.recipe import FIELDS, Recipe
 from flatgauge.studies.rescaling import read_rescaling
+from flatgauge.studies.training import Standing
 
 if TYPE_CHECKING:
     from flatgauge.progress import Progress
@@ -24,6 +26,10 @@ TARGETS = ("accuracy_gap", "loss_gap", "test_loss", "test_accuracy")
 
 #: Facts of a training that flatness may merely stand for.
 CONFOUNDERS = ("rate", "batch", "steps", "train_loss", "norm")
+
+#: Fields of a recipe that are no numbers, and facts of a training that are.
+_TEXTS = ("data", "network", "init", "optimizer", "dtype", "rescaling")
+_FACTS = ("steps", "replaced", *Standing.__dataclass_fields__, "seconds")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,13 +86,17 @@ class Study:
             raise ValueError(
                 f"`target={self.target!r}` is unknown; use one of {', '.join(TARGETS)}."
             )
-        if self.measured is not None and (not isinstance(self.measured, int) or self.measured < 1):
+        whole = isinstance(self.measured, int) and not isinstance(self.measured, bool)
+        if self.measured is not None and not (whole and self.measured >= 1):
             raise ValueError(
                 f"`measured={self.measured!r}` must be a whole number of at least 1, or None."
             )
-        wanted_of(self.measures)  # Refuses what cannot be measured, before anything is trained.
-        if isinstance(self.measures, Iterable) and not isinstance(self.measures, Mapping):
+        if isinstance(self.measures, Iterable) and not isinstance(self.measures, (str, Mapping)):
             object.__setattr__(self, "measures", tuple(self.measures))
+        wanted_of(self.measures)  # Refuses what cannot be measured, before anything is trained.
+        numbers = [name for name in (*FIELDS, *_FACTS) if name not in _TEXTS]
+        _check_each("confounders", self.confounders, numbers)
+        _check_each("landscapes", self.landscapes, list(SPACES))
         object.__setattr__(self, "_runs", self._named())
         for one in self._runs.values():
             if one.rescaling is not None:
@@ -96,6 +106,11 @@ class Study:
     def factor_names(self) -> list[str]:
         """The fields that differ by design; of those that change together, the first."""
         return [_fields(key)[0] for key in self.factors]
+
+    @property
+    def varied(self) -> list[str]:
+        """All fields that differ by design, those that change together too."""
+        return [name for key in self.factors for name in _fields(key)]
 
     def runs(self) -> dict[str, Recipe]:
         """All networks of the study.
@@ -166,7 +181,8 @@ class Study:
 
     def _seeds(self) -> list[int]:
         """The seeds of every kind of network."""
-        if isinstance(self.seeds, bool) or (isinstance(self.seeds, int) and self.seeds < 1):
+        one = isinstance(self.seeds, int) and not isinstance(self.seeds, bool) and self.seeds > 0
+        if not one and not isinstance(self.seeds, Sequence):
             raise ValueError(f"`seeds={self.seeds!r}` must be at least 1, or a list of seeds.")
         found = list(range(self.seeds)) if isinstance(self.seeds, int) else list(self.seeds)
         for seed in found:
@@ -177,7 +193,13 @@ class Study:
 
     def _named(self) -> dict[str, Recipe]:
         """All recipes by name, in the order of factors and seeds."""
+        if not isinstance(self.factors, Mapping) or not self.factors:
+            raise ValueError(
+                f"`factors={self.factors!r}` must name at least one field of a recipe with its "
+                'values, as in {"batch": [8, 64]}.'
+            )
         levels = [_levels(key, values) for key, values in self.factors.items()]
+        _check_once(self.varied)
         found: dict[str, Recipe] = {}
         for chosen in product(*levels):
             changes = {name: value for level in chosen for name, value in level.items()}
@@ -201,11 +223,31 @@ def _fields(key: str) -> list[str]:
     return names
 
 
+def _check_once(names: Sequence[str]) -> None:
+    """Refuse a field that two factors set."""
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"`factors` sets `{twice[0]}` twice; name every field once.")
+
+
+def _check_each(argument: str, names: Any, known: Sequence[str]) -> None:
+    """Refuse names that have no meaning, and one name that is not in a list."""
+    if isinstance(names, str):
+        raise TypeError(f"`{argument}={names!r}` must be a list; give [{names!r}].")
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise ValueError(
+            f"`{argument}` names {', '.join(map(repr, unknown))}; use some of {', '.join(known)}."
+        )
+
+
 def _levels(key: str, values: Any) -> list[dict[str, Any]]:
     """What every level of a factor sets."""
     names = _fields(key)
     if isinstance(values, str) or not isinstance(values, Sequence) or not values:
         raise ValueError(f"the factor `{key}` is {values!r}; give a list of its values.")
+    if any(value in values[:place] for place, value in enumerate(values)):
+        raise ValueError(f"the factor `{key}` has a value twice in {values!r}; give each once.")
     if len(names) == 1:
         return [{names[0]: value} for value in values]
     for value in values:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from dataclasses import asdict, dataclass
@@ -15,7 +16,7 @@ from flatgauge.networks import build, initialise
 from flatgauge.randomness import drawing_from, source
 from flatgauge.studies.preparing import Prepared
 from flatgauge.studies.recipe import Recipe
-from flatgauge.user_code import build_model
+from flatgauge.user_code import build_model, resolve
 
 #: States of a trained network; only the first enters statistics.
 REACHED, MISSED, DIVERGED = "reached", "not reached", "diverged"
@@ -91,9 +92,14 @@ def network(recipe: Recipe, prepared: Prepared) -> nn.Module:
     Returns:
         The network.
     """
+    own = ":" in recipe.network
+    if own:
+        with drawing_from(0, "import"):  # By whichever run is first, and not at its expense.
+            resolve(recipe.network)
     with drawing_from(recipe.seed, "weights"):
-        if ":" in recipe.network:
-            model = build_model(recipe.network)
+        if own:
+            # A copy: code may give the same network whenever it is asked for one.
+            model = copy.deepcopy(build_model(recipe.network))
         else:
             model = build(
                 recipe.network,
@@ -101,7 +107,8 @@ def network(recipe: Recipe, prepared: Prepared) -> nn.Module:
                 classes=prepared.classes,
                 width=recipe.width,
             )
-    initialise(model, recipe.init, source(recipe.seed, "weights"))
+    if not own or recipe.init != "default":
+        initialise(model, recipe.init, source(recipe.seed, "weights"))
     return model.to(getattr(torch, recipe.dtype))
 
 
@@ -122,22 +129,23 @@ def train(recipe: Recipe, prepared: Prepared) -> Trained:
     epochs, steps = 0, 0
     at_once = not recipe.epochs and reached(recipe, model, prepared, math.inf, last=True)
     state = REACHED if at_once else MISSED
-    while state == MISSED and epochs < recipe.epochs:
-        model.train()
-        total = torch.zeros((), dtype=torch.float64)
-        for chosen in torch.randperm(len(prepared.inputs), generator=order).split(recipe.batch):
-            optimizer.zero_grad()
-            loss = F.cross_entropy(model(prepared.inputs[chosen]), prepared.targets[chosen])
-            loss.backward()
-            optimizer.step()
-            total += loss.detach() * len(chosen)
-            steps += 1
-        epochs += 1
-        mean = total.item() / len(prepared.inputs)
-        if not math.isfinite(mean):
-            state = DIVERGED
-        elif reached(recipe, model, prepared, mean, last=epochs == recipe.epochs):
-            state = REACHED
+    with drawing_from(recipe.seed, "training"):  # What a network draws itself, as for dropout.
+        while state == MISSED and epochs < recipe.epochs:
+            model.train()
+            total = torch.zeros((), dtype=torch.float64)
+            for chosen in torch.randperm(len(prepared.inputs), generator=order).split(recipe.batch):
+                optimizer.zero_grad()
+                loss = F.cross_entropy(model(prepared.inputs[chosen]), prepared.targets[chosen])
+                loss.backward()
+                optimizer.step()
+                total += loss.detach() * len(chosen)
+                steps += 1
+            epochs += 1
+            mean = total.item() / len(prepared.inputs)
+            if not math.isfinite(mean):
+                state = DIVERGED
+            elif reached(recipe, model, prepared, mean, last=epochs == recipe.epochs):
+                state = REACHED
     optimizer.zero_grad()
     model.eval()
     stands = standing(model, prepared, gradient=recipe.gradient_goal is not None)

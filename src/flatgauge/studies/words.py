@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -71,18 +72,34 @@ def run_words(findings: Findings) -> list[str]:
         Sentences.
     """
     recipe, study = findings.study.recipe, findings.study
-    many = "all" if recipe.samples is None else f"{recipe.samples:,}"
-    width = "" if recipe.width == 1 else f" with {recipe.width:g} times the width"
+    varied = study.varied
+    network = "" if "network" in varied else f" `{recipe.network}`"
+    width = (
+        "" if recipe.width == 1 or "width" in varied else f" with {recipe.width:g} times the width"
+    )
+    many = "" if "samples" in varied else _samples(recipe.samples)
+    data = "" if "data" in varied else f" of {recipe.data}"
     factors = " × ".join(
-        f"{len(values)} values of {' with '.join(name.split(', '))}"
+        f"{_counted(len(values), 'value')} of {' with '.join(name.split(', '))}"
         for name, values in study.factors.items()
     )
-    measured = f"; measured on {study.measured:,} of them" if study.measured else ""
+    seeds = study.declaration()["seeds"]
+    fewer = study.measured is not None and study.measured < (recipe.samples or math.inf)
+    measured = f"; measured on {study.measured:,} of them" if fewer else ""
     return [
-        f"{len(findings.rows)} of {len(study.runs())} networks `{recipe.network}`{width} on {many} "
-        f"training samples of {recipe.data}{measured}: {factors}, "
-        f"{len(study.declaration()['seeds'])} seeds."
+        f"{len(findings.rows)} of {len(study.runs())} networks{network}{width} on {many}training "
+        f"samples{data}{measured}: {factors}, {_counted(len(seeds), 'seed')}."
     ]
+
+
+def _counted(many: int, what: str) -> str:
+    """A number with what it counts."""
+    return f"{many} {what}" if many == 1 else f"{many} {what}s"
+
+
+def _samples(many: int | None) -> str:
+    """How many, before what they are."""
+    return "all " if many is None else f"{many:,} "
 
 
 def left_out(findings: Findings) -> list[str]:
@@ -94,21 +111,25 @@ def left_out(findings: Findings) -> list[str]:
     Returns:
         Sentences; none if all count.
     """
-    recipe = findings.study.recipe
+    recipe, varied = findings.study.recipe, findings.study.varied
     states = Counter(row["training"]["state"] for row in findings.rows.values())
+    words = {
+        "loss_goal": "a training loss of at most",
+        "accuracy_goal": "a training accuracy of at least",
+        "gradient_goal": "a gradient of at most",
+    }
     goals = [
-        text
-        for goal, text in (
-            (recipe.loss_goal, f"a training loss of at most {recipe.loss_goal}"),
-            (recipe.accuracy_goal, f"a training accuracy of at least {recipe.accuracy_goal}"),
-            (recipe.gradient_goal, f"a gradient of at most {recipe.gradient_goal}"),
-        )
-        if goal is not None
+        f"{text} {getattr(recipe, name)}"
+        for name, text in words.items()
+        if getattr(recipe, name) is not None and name not in varied
     ]
+    if any(name in varied for name in words):
+        goals.append("a goal of its own")
+    within = "its" if "epochs" in varied else str(recipe.epochs)
     lines = []
     if states[MISSED]:
         lines.append(
-            f"{states[MISSED]} did not reach {' and '.join(goals)} within {recipe.epochs} epochs: "
+            f"{states[MISSED]} did not reach {' and '.join(goals)} within {within} epochs: "
             "measured and shown, but not counted."
         )
     if states[DIVERGED]:
