@@ -200,6 +200,11 @@ def test_a_figure_without_numbers_is_a_dash() -> None:
         assert figure.ours(frame, None, "gap") == "—"
 
 
+def test_a_figure_of_an_unknown_statistic_is_refused() -> None:
+    with pytest.raises(ValueError, match="use one of mean, pearson, spearman, change"):
+        Figure(source="", what="", published="", statistic="median", column="a")
+
+
 class TestPublished:
     @pytest.mark.parametrize("preset", PRESETS)
     @pytest.mark.parametrize("name", STUDIES)

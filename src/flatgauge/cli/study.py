@@ -220,7 +220,13 @@ def _contents(findings: Findings) -> dict[str, object]:
     tables: dict[str, pd.DataFrame | None] = {"correlations": None, "before_after": None}
     if not findings.counted.empty:
         tables = {"correlations": findings.correlations, "before_after": findings.before_after}
-    return {"networks": len(findings.rows), "counted": len(findings.counted)} | {
-        name: None if table is None else text.loads(table.to_json(orient="index"))
-        for name, table in tables.items()
-    }
+    counts = {"networks": len(findings.rows), "counted": len(findings.counted)}
+    published = {"published": findings.beside_published().to_dict(orient="records")}
+    return (
+        counts
+        | published
+        | {
+            name: None if table is None else text.loads(table.to_json(orient="index"))
+            for name, table in tables.items()
+        }
+    )

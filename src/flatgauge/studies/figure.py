@@ -31,6 +31,12 @@ class Figure:
     column: str
     where: Mapping[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if self.statistic not in _STATISTICS:
+            raise ValueError(
+                f"`statistic={self.statistic!r}` is unknown; use one of {', '.join(_STATISTICS)}."
+            )
+
     def ours(self, frame: pd.DataFrame, rescaled: pd.DataFrame | None, target: str) -> str:
         """The same number of a study.
 
@@ -73,7 +79,7 @@ def _spearman(frame: pd.DataFrame, rescaled: pd.DataFrame | None, column: str, t
 
 def _change(frame: pd.DataFrame, rescaled: pd.DataFrame | None, column: str, target: str) -> str:
     """How much a measure moves when the network is rewritten."""
-    if rescaled is None:
+    if rescaled is None or column not in rescaled:
         return "—"
     changes = ((rescaled[column] - frame[column]) / frame[column]).abs().dropna()
     return f"{changes.median():.1e} (n = {len(changes)})" if len(changes) else "—"

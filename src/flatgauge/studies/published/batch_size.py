@@ -7,13 +7,13 @@ from flatgauge.studies.recipe import Recipe
 from flatgauge.studies.study import Study
 
 _QUESTION = "Do large batches end in sharper minima that generalize worse?"
-_TABLE = "Rangamani et al. 2019, Table 4"
+_TABLE, _FIGURE = "Rangamani et al. 2019, Table 4", "Yi et al. 2019, Figure 3"
 _MEASURES = (
     *("riemannian_max_eigenvalue", "hessian_max_eigenvalue", "hessian_trace"),
     *("kappa_trace_sum", "rho_sum", "normalized_sharpness", "psi_trace"),
 )
 
-#: Test accuracy in percent and spectral norm, at the small and at the large batch.
+#: Test accuracy and (where there is one) spectral norm, at the small and at the large batch.
 _PUBLISHED = {
     "mnist-fc": (("98.6 ± 0.1 %", "0.096 ± 0.063"), ("96.8 ± 0.2 %", "73805 ± 28984")),
     "mnist-lenet": (("98.4 ± 0.05 %", "6e-5 ± 4e-5"), ("97.8 ± 0.1 %", "4.03 ± 1.95")),
@@ -21,6 +21,7 @@ _PUBLISHED = {
         ("73.16 ± 0.53 %", "1790.34 ± 221.47"),
         ("71.47 ± 0.33 %", "28533.22 ± 2005.78"),
     ),
+    "cifar10-plainnet": (("87.78 %",), ("86.3 %",)),
     "cifar10-vgg": (("75.85 ± 0.41 %", "68.68 ± 10.69"), ("68.55 ± 0.1 %", "25395.22 ± 4025.52")),
 }
 
@@ -137,12 +138,12 @@ def _figures(name: str, rates: tuple[tuple[int, float], ...]) -> tuple[Figure, .
         for (what, column), published in zip(
             (("test accuracy", "test_accuracy"), ("spectral norm", "riemannian_max_eigenvalue")),
             row,
-            strict=True,
+            strict=False,
         ):
             size = "small" if batch == rates[0][0] else "large"
             found.append(
                 Figure(
-                    source=_TABLE,
+                    source=_FIGURE if name == "cifar10-plainnet" else _TABLE,
                     what=f"{what}, {size} batch (here {batch})",
                     published=published,
                     statistic="mean",
