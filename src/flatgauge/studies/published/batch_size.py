@@ -70,7 +70,7 @@ def _medium() -> dict[str, Study]:
     long = fc.but(epochs=100, early=False, loss_goal=None)
     return {
         "mnist-fc": _study("mnist-fc", fc, rates, 5, 2_000),
-        "mnist-fc-epochs": _study("mnist-fc-epochs", long, rates, 3, 2_000),
+        "mnist-fc-epochs": _study("mnist-fc-epochs", long, rates, 2, 2_000),
         "mnist-lenet": _study("mnist-lenet", lenet, ((64, 5e-4), (2000, 2e-3)), 5, 2_000),
         "cifar10-alexnet": _study("cifar10-alexnet", cifar, ((64, 0.01), (1000, 0.04)), 3),
     }

@@ -35,7 +35,7 @@ def parts(preset: str) -> dict[str, Study]:
         study = _study("digits-mlp", recipe, [(16, 0.05), (250, 0.3)], 2)
         return {"digits-mlp": study}
     if preset == "medium":
-        recipe = sgd.but(data="cifar10", samples=2_000, test_samples=5_000, epochs=300)
+        recipe = sgd.but(data="cifar10", samples=2_000, test_samples=5_000, epochs=200)
         return {"cifar10-lenet": _study("cifar10-lenet", recipe, _BATCHES, 2)}
     recipe = sgd.but(data="cifar10", epochs=1000)
     return {"cifar10-lenet": _study("cifar10-lenet", recipe, _BATCHES, 9)}
