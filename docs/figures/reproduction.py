@@ -38,7 +38,10 @@ PICTURES: dict[str, dict[str, Callable[[Findings], Figure]]] = {
 }
 
 #: Columns of the networks that are kept; the study's own folder has all.
-COLUMNS = ["state", "epochs", "steps", "train_loss", "train_accuracy", "test_loss", "test_accuracy"]
+COLUMNS = [
+    *("state", "trained_epochs", "steps", "train_loss", "train_accuracy"),
+    *("test_loss", "test_accuracy", "norm"),
+]
 
 
 def main() -> None:

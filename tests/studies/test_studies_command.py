@@ -92,13 +92,13 @@ def test_interrupted_and_resumed(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, told = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert re.search(r"interrupted: \d+ of 12 networks are in here/f1; --resume goes on", told)
+    assert re.search(r"of 12 networks \d+ are trained and \d+ measured, in here/f1; --resume", told)
     refused = run(*words, folder=tmp_path, code=2)
     assert "already holds a study" in refused.stderr
     before = {path: path.stat().st_mtime_ns for path in rows.glob("*.json")}
     found = run(*words, "--resume", folder=tmp_path)
     assert all(path.stat().st_mtime_ns == stamp for path, stamp in before.items())
-    assert "12 of 12 networks" in found.stdout
+    assert "12 networks f1" in found.stdout
     # The published relative difference is 1.7e-7 in single precision.
     single = re.search(r"λ = \(5, 4, 1/20\), float32\s+1.7e-7\s+(\S+)", found.stdout)
     double = re.search(r"λ = \(5, 4, 1/20\), float64\s+1.7e-7\s+(\S+)", found.stdout)

@@ -18,7 +18,7 @@ from flatgauge.studies.store import Store
 
 
 def test_of_two_that_begin_at_once_one_declares_the_study(tmp_path: Path) -> None:
-    mine, other = tiny_study(), tiny_study(seeds=3)
+    mine, other = tiny_study(), tiny_study(measured=30)
     lock = tmp_path / "locks" / "study.json"
     lock.parent.mkdir()
     with open(lock, "w") as held, ThreadPoolExecutor(1) as threads:
@@ -29,7 +29,7 @@ def test_of_two_that_begin_at_once_one_declares_the_study(tmp_path: Path) -> Non
         time.sleep(0.1)  # It waits now, or will: either way it finds the study below.
         (tmp_path / "study.json").write_text(json.dumps(mine.declaration()))
         fcntl.flock(held, fcntl.LOCK_UN)
-        with pytest.raises(ValueError, match="holds another study: it differs in seeds"):
+        with pytest.raises(ValueError, match="holds another study: it differs in measured"):
             beginning.result(timeout=60)
     assert fg.Findings.read(tmp_path).study.runs() == mine.runs()
 

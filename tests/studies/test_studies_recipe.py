@@ -53,6 +53,11 @@ def test_a_recipe_refuses_values_of_another_kind(name: str, value: object, told:
         Recipe(**{name: value})
 
 
+def test_width_is_of_networks_by_name() -> None:
+    with pytest.raises(ValueError, match="is for networks by name"):
+        Recipe(network="nets.py:tiny", width=2.0)
+
+
 def test_momentum_is_of_sgd() -> None:
     with pytest.raises(ValueError, match="is of 'sgd'"):
         Recipe(optimizer="adam", momentum=0.9)

@@ -149,10 +149,36 @@ def test_a_folder_with_a_study_is_not_overwritten(tmp_path: Path) -> None:
     study.run(tmp_path)
     with pytest.raises(FileExistsError, match="already holds a study; go on with it"):
         study.run(tmp_path)
-    with pytest.raises(ValueError, match="holds another study: it differs in seeds"):
-        tiny_study(seeds=3).run(tmp_path, resume=True)
+    with pytest.raises(ValueError, match="holds another study: it differs in measured"):
+        tiny_study(measured=30).run(tmp_path, resume=True)
     with pytest.raises(ValueError, match="`workers=0` must be"):
         study.run(tmp_path / "other", workers=0)
+
+
+def test_a_study_can_grow(tmp_path: Path) -> None:
+    tiny_study(seeds=1, factors={"batch": [8]}).run(tmp_path)
+    before = stamps(tmp_path)
+    larger = tiny_study(seeds=2, factors={"batch": [8, 32]})
+    found = larger.run(tmp_path, resume=True)
+    assert len(found.rows) == 4
+    assert before.items() <= stamps(tmp_path).items()
+    assert fg.Findings.read(tmp_path).study.runs() == larger.runs()
+
+
+def test_a_network_that_is_no_longer_what_it_was_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "net.py"
+    code = (
+        "from torch import nn\n"
+        "def net(): return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.{}(), nn.Linear(8, 10))"
+    )
+    file.write_text(code.format("ReLU"))
+    recipe = TINY.but(network=f"{file}:net")
+    found = tiny_study(recipe=recipe, factors={"batch": [8]}, seeds=1).run(tmp_path / "out")
+    (run,) = found.rows
+    assert found.surface(run).value() == pytest.approx(found.rows[run]["training"]["train_loss"])
+    file.write_text(code.format("Tanh") + "  # edited")
+    with pytest.raises(ValueError, match=r"has .* now: .* are not what they were; bring them back"):
+        found.surface(run)
 
 
 def test_findings_are_read_from_the_folder(tmp_path: Path) -> None:
@@ -207,7 +233,7 @@ def test_what_diverged_is_kept_marked_and_not_counted(tmp_path: Path) -> None:
     assert list(found.to_frame()["state"]) == ["reached", "reached", "diverged", "diverged"]
     assert list(found.counted["rate"]) == [0.05, 0.05]
     assert "2 diverged: neither measured nor counted." in repr(found)
-    assert "2 count." in repr(found)
+    assert "The other 2 of 4 count." in repr(found)
 
 
 def test_what_did_not_reach_its_goal_is_measured_and_not_counted(tmp_path: Path) -> None:
@@ -228,7 +254,7 @@ def test_nothing_counts(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="nothing to report"):
         found.write()
     assert len((tmp_path / "results.csv").read_text().splitlines()) == 3
-    with pytest.raises(KeyError, match="is not finished; there are rate"):
+    with pytest.raises(KeyError, match="is no finished run; there are rate"):
         found.surface("no")
 
 

@@ -135,9 +135,11 @@ def _run(
             progress=watched(),
         )
     except KeyboardInterrupt:
-        done = len(list((place / "rows").glob("*.json"))) if place.exists() else 0
+        trained, measured = (len(list(place.glob(what))) for what in ("models/*.s*", "rows/*.json"))
         typer.echo(
-            f"interrupted: {done} of {total} networks are in {place}; --resume goes on", err=True
+            f"interrupted: of {total} networks {trained} are trained and {measured} measured, in "
+            f"{place}; --resume goes on",
+            err=True,
         )
         raise typer.Exit(130) from None
 

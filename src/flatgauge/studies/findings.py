@@ -122,7 +122,7 @@ class Findings:
             measures=self.measures,
             target=self.study.target,
             factors=self.study.factor_names,
-            confounders=self._confounders(),
+            confounders=self.confounders,
         )
 
     @cached_property
@@ -181,7 +181,9 @@ class Findings:
             KeyError: If there is no such run.
         """
         if run not in self.rows:
-            raise KeyError(f"`{run}` is not finished; there are {', '.join(self.rows) or 'none'}.")
+            raise KeyError(
+                f"`{run}` is no finished run; there are {', '.join(self.rows) or 'none'}."
+            )
         recipe = self.study.runs()[run]
         prepared = prepare(recipe, self.data)
         return surface_of(self.study, stored_network(recipe, prepared, run, self.store), prepared)
@@ -289,7 +291,8 @@ class Findings:
 
         return told(self)
 
-    def _confounders(self) -> Sequence[str]:
+    @property
+    def confounders(self) -> Sequence[str]:
         """Those confounders that differ between networks."""
         return [
             name
@@ -310,9 +313,8 @@ class Findings:
             }
             measures = report["measures"] if report else {}
             values = {name: entry["value"] for name, entry in measures.items()}
-            # Epochs are those that were trained, unless they differ by design.
-            chosen = {name: row["recipe"][name] for name in self.study.varied}
-            found[run] = row["recipe"] | training | chosen | gaps | values
+            facts = training | {"trained_epochs": training["epochs"]}
+            found[run] = facts | row["recipe"] | gaps | values
         columns = None if found else [*FIELDS, "state", "loss_gap", "accuracy_gap", *self.measures]
         frame = pd.DataFrame.from_dict(found, orient="index", columns=columns)
         return frame.rename_axis("run")

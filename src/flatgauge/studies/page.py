@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from flatgauge.landscaping import Landscapes, landscape
 from flatgauge.report.frame_table import NamedTable
 from flatgauge.report.study_page import write_study_page
-from flatgauge.studies.words import left_out, run_words
+from flatgauge.studies.words import confounding_words, left_out, run_words
 from flatgauge.writing import write_whole
 
 if TYPE_CHECKING:
@@ -77,6 +77,7 @@ def write_findings(findings: Findings, path: str | Path, *, command: str | None 
         layers=findings.layer_frame(),
         layer_correlations=findings.layer_correlations,
         left_out=left_out(findings),
+        caveats=confounding_words(findings),
         tables=_tables(findings),
         pictures=pictures(findings),
         command=command,

@@ -105,6 +105,11 @@ class Recipe:
         _one_of("init", self.init, tuple(INITIALISATIONS))
         _one_of("optimizer", self.optimizer, OPTIMIZERS)
         _one_of("dtype", self.dtype, ("float32", "float64"))
+        if self.width != 1 and ":" in self.network:
+            raise ValueError(
+                f"`width={self.width!r}` is for networks by name, and `{self.network}` is made as "
+                "it is; leave it out, and let another factory make a wider one."
+            )
         if self.momentum and self.optimizer != "sgd":
             raise ValueError(
                 f"`momentum={self.momentum!r}` is of 'sgd', and `optimizer={self.optimizer!r}`; "

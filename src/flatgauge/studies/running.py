@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from torch import nn
@@ -13,11 +14,14 @@ from flatgauge.studies.recipe import Recipe
 from flatgauge.studies.rescaling import rescaled
 from flatgauge.studies.store import Store
 from flatgauge.studies.study import Study
-from flatgauge.studies.training import DIVERGED, network, train
+from flatgauge.studies.training import DIVERGED, network, scores, train
 from flatgauge.surface import LossSurface
 
 #: Inputs that the symmetries of a network are found with.
 _EXAMPLES = 2
+
+#: A network is the same if its loss is, but for the order in which numbers are added.
+_SAME = 1e-3
 
 
 def complete(study: Study, run: str, store: Store, folder: str | None) -> None:
@@ -72,10 +76,25 @@ def stored_network(recipe: Recipe, prepared: Prepared, run: str, store: Store) -
 
     Returns:
         The network, in evaluation mode.
+
+    Raises:
+        ValueError: If it does not have the loss it was trained to.
     """
     model = network(recipe, prepared)
     store.load_model(run, model)
-    return model.eval()
+    model.eval()
+    training = store.training(run)
+    assert training is not None
+    loss, _ = scores(model, prepared.inputs, prepared.targets)
+    wanted = training["train_loss"]
+    same = math.isclose(loss, wanted, rel_tol=_SAME, abs_tol=_SAME**2)
+    if training["state"] != DIVERGED and not same:
+        raise ValueError(
+            f"the network of run `{run}` was trained to a loss of {wanted:g} and has {loss:g} now: "
+            f"`{recipe.network}` or the data `{recipe.data}` are not what they were; bring them "
+            "back, or run the study in another folder."
+        )
+    return model
 
 
 def surface_of(study: Study, model: nn.Module, prepared: Prepared) -> LossSurface:

@@ -24,6 +24,10 @@ from flatgauge.writing import write_whole
 _DECLARATION = "study.json"
 
 
+#: What may change when a study goes on: runs are added or left out, none of them differs.
+_GROWING = ("factors", "seeds", "target")
+
+
 class Store:
     """A study's folder.
 
@@ -62,11 +66,15 @@ class Store:
             )
         found = self.declaration()
         differing = [key for key in wanted if found.get(key) != wanted[key]]
-        if differing:
+        others = [key for key in differing if key not in _GROWING]
+        if others:
             raise ValueError(
-                f"`{self.folder}` holds another study: it differs in {', '.join(differing)}; "
+                f"`{self.folder}` holds another study: it differs in {', '.join(others)}; "
                 "resume it as it was declared, or name another folder."
             )
+        if differing:
+            with self._held_alone():
+                write_whole(self._declared, json.dumps(wanted, indent=2, ensure_ascii=False))
 
     def declaration(self) -> dict[str, Any]:
         """What the study is.

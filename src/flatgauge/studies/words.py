@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from flatgauge.report.terminal import Rows
     from flatgauge.studies.findings import Findings
 
+#: Rank correlations from here on are worth a warning.
+_STRONG = 0.5
+
 #: What the table of published numbers shows.
 BESIDE = "Beside the paper:"
 
@@ -73,7 +76,7 @@ def run_words(findings: Findings) -> list[str]:
     """
     recipe, study = findings.study.recipe, findings.study
     varied = study.varied
-    network = "" if "network" in varied else f" `{recipe.network}`"
+    network = "" if "network" in varied else f" {recipe.network}"
     width = (
         "" if recipe.width == 1 or "width" in varied else f" with {recipe.width:g} times the width"
     )
@@ -86,8 +89,10 @@ def run_words(findings: Findings) -> list[str]:
     seeds = study.declaration()["seeds"]
     fewer = study.measured is not None and study.measured < (recipe.samples or math.inf)
     measured = f"; measured on {study.measured:,} of them" if fewer else ""
+    done, all_runs = len(findings.rows), len(study.runs())
+    count = f"{done}" if done == all_runs else f"{done} (of {all_runs})"
     return [
-        f"{len(findings.rows)} of {len(study.runs())} networks{network}{width} on {many}training "
+        f"{count} networks{network}{width} on {many}training "
         f"samples{data}{measured}: {factors}, {_counted(len(seeds), 'seed')}."
     ]
 
@@ -135,8 +140,33 @@ def left_out(findings: Findings) -> list[str]:
     if states[DIVERGED]:
         lines.append(f"{states[DIVERGED]} diverged: neither measured nor counted.")
     if lines:
-        lines.append(f"{states[REACHED]} count.")
+        lines.append(f"The other {states[REACHED]} of {len(findings.rows)} count.")
     return lines
+
+
+def confounding_words(findings: Findings) -> list[str]:
+    """Which facts of training alone go with the target, so that a measure may only repeat them.
+
+    Args:
+        findings: What was found.
+
+    Returns:
+        A sentence for every confounder with a strong rank correlation.
+    """
+    counted, target = findings.counted, findings.study.target
+    if counted[target].nunique() < 2:
+        return []
+    found = {
+        name: counted[name].corr(counted[target], method="spearman")
+        for name in findings.confounders
+        if name not in findings.study.varied
+    }
+    return [
+        f"{name} alone has a Spearman correlation of {value:.2f} with {target}; what is left of a "
+        f"measure's once it is held still is in the column partial[{name}]."
+        for name, value in found.items()
+        if abs(value) >= _STRONG
+    ]
 
 
 def correlation_rows(findings: Findings, *, narrow: bool = False) -> Rows:

@@ -54,7 +54,7 @@ def _study(name: str, recipe: Recipe, batches: list[tuple[int, float]], seeds: i
         published=(
             Figure(
                 source="Petzka et al. 2019, Figure 1",
-                what="correlation of κ_τ of the last layer with the loss gap",
+                what="Pearson correlation of κ_τ of the last layer with the loss gap",
                 published="0.91",
                 statistic="pearson",
                 column=_LAST,

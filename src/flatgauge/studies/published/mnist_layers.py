@@ -52,7 +52,7 @@ def _study(recipe: Recipe, batches: list[tuple[int, float]], seeds: int, name: s
     figures = [
         Figure(
             source=_SOURCE,
-            what=f"correlation of κ_τ of layer {number} with the loss gap",
+            what=f"Pearson correlation of κ_τ of layer {number} with the loss gap",
             published="≥ 0.7",
             statistic="pearson",
             column=f"kappa_trace_sum[fc{number}.weight]",
@@ -63,7 +63,7 @@ def _study(recipe: Recipe, batches: list[tuple[int, float]], seeds: int, name: s
     figures += [
         Figure(
             source=_SOURCE,
-            what=f"correlation of {measure} with the loss gap",
+            what=f"Pearson correlation of {measure} with the loss gap",
             published="above those of layers",
             statistic="pearson",
             column=measure,

@@ -19,14 +19,14 @@ _TENTHS = [k / 10 for k in range(11)]
 _FIGURES = (
     Figure(
         source=_SOURCE,
-        what="correlation of normalized sharpness with the accuracy gap",
+        what="Pearson correlation of normalized sharpness with the accuracy gap",
         published="0.911 (Wide ResNet, CIFAR-10)",
         statistic="pearson",
         column="normalized_sharpness",
     ),
     Figure(
         source=_SOURCE,
-        what="correlation of the Hessian's trace with the accuracy gap",
+        what="Pearson correlation of the Hessian's trace with the accuracy gap",
         published="0.708 (Wide ResNet, CIFAR-10)",
         statistic="pearson",
         column="hessian_trace",
