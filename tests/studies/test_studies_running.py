@@ -266,7 +266,7 @@ def test_the_command_goes_on_where_nothing_counts(tmp_path: Path) -> None:
     told = _report(found, "")
     assert told == f"no report, as no network counts; see {tmp_path / 'results.csv'}"
     assert (tmp_path / "results.csv").exists()
-    none = {"correlations": None, "before_after": None}
+    none = {"correlations": None, "before_after": None, "published": []}
     assert _contents(found) == {"networks": 2, "counted": 0} | none
 
 
