@@ -285,12 +285,16 @@ def test_the_model_file_says_how_it_was_made(tmp_path: Path) -> None:
 def test_rescaled_networks_are_measured_again(tmp_path: Path) -> None:
     recipe = TINY.but(rescaling="units 1/100..100", dtype="float64")
     found = tiny_study(
-        recipe=recipe, factors={"batch": [8]}, measures=["fisher_rao_norm", "hessian_trace"]
+        recipe=recipe,
+        factors={"rate": [0.1, 0.1001]},
+        measures=["fisher_rao_norm", "hessian_trace"],
     ).run(tmp_path)
     plain, again = found.to_frame(), found.rescaled_frame()
     assert again["fisher_rao_norm"].tolist() == pytest.approx(plain["fisher_rao_norm"].tolist())
     ratios = again["hessian_trace"] / plain["hessian_trace"]
     assert ((ratios < 0.5) | (ratios > 2)).all()
+    # Nearly the same networks, of the same seeds: factors are each network's own.
+    assert len({round(ratio, 2) for ratio in ratios}) == 4
 
 
 def test_the_global_state_is_left_as_it_was(tmp_path: Path) -> None:

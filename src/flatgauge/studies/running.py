@@ -57,12 +57,17 @@ def _complete(study: Study, run: str, store: Store, folder: str | None) -> None:
         plain = measured(study, recipe, surface)
         if recipe.rescaling is not None:
             example = prepared.inputs[:_EXAMPLES]
-            twin = rescaled(model, example, recipe.rescaling, seed=recipe.seed)
+            twin = rescaled(model, example, recipe.rescaling, seed=_own_number(recipe))
             # Into the same network: what the surface knows of its graph stays true.
             model.load_state_dict(twin.state_dict())
             twice = measured(study, recipe, surface)
     row = {"run": run, "recipe": recipe.to_dict(), "training": training}
     store.keep_row(run, row | {"measured": plain, "rescaled": twice})
+
+
+def _own_number(recipe: Recipe) -> int:
+    """A seed that no two networks of a study share: each is rescaled by factors of its own."""
+    return int(recipe.digest, 16)
 
 
 def stored_network(recipe: Recipe, prepared: Prepared, run: str, store: Store) -> nn.Module:
