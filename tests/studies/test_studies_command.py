@@ -77,7 +77,7 @@ def test_ctrl_c_says_what_is_kept_and_nothing_else(workers: int, tmp_path: Path)
     _, told = process.communicate(timeout=120)
     assert process.returncode == 130
     assert len(told.splitlines()) == 2
-    assert "networks are in in here/f1; --resume goes on" in told
+    assert "measured, in in here/f1; --resume goes on" in told
 
 
 @pytest.mark.slow
