@@ -182,8 +182,9 @@ def test_a_network_that_is_no_longer_what_it_was_is_refused(tmp_path: Path) -> N
 
 
 def test_findings_are_read_from_the_folder(tmp_path: Path) -> None:
-    found = tiny_study().run(tmp_path)
+    found = tiny_study(question="Why?", confounders=["norm"]).run(tmp_path)
     assert fg.Findings.read(tmp_path).to_frame().equals(found.to_frame())
+    assert repr(fg.Findings.read(tmp_path)) == repr(found)
     with pytest.raises(FileNotFoundError, match="holds no study"):
         fg.Findings.read(tmp_path / "nothing")
 

@@ -39,7 +39,8 @@ class Recipe:
         weight_decay: As torch's optimisers have it.
         batch: Samples per step.
         epochs: The most passes over the data; 0 leaves the network as it is drawn.
-        loss_goal: Training is done when the loss on all training samples is at most this.
+        loss_goal: Training is done when the loss on all training samples is at most this. They
+            are looked at once the mean loss over an epoch is within five times the goal.
         accuracy_goal: And their accuracy at least this.
         gradient_goal: And the norm of the gradient over all of them at most this.
         early: Whether training stops as soon as its goals are reached; else all epochs are

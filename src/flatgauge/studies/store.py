@@ -23,9 +23,9 @@ from flatgauge.writing import write_whole
 
 _DECLARATION = "study.json"
 
-
-#: What may change when a study goes on: runs are added or left out, none of them differs.
-_GROWING = ("factors", "seeds", "target")
+#: What may change when a study goes on: runs are added or left out, and read in other ways, but
+#: none of them differs.
+_GROWING = ("factors", "seeds", "target", "confounders", "question", "landscapes")
 
 
 class Store:

@@ -154,7 +154,7 @@ class Study:
         """What the study is, as plain values.
 
         Returns:
-            All that decides its rows.
+            All but published figures.
         """
         return {
             "name": self.name,
@@ -164,11 +164,14 @@ class Study:
             "measures": {item.name: options for item, options in wanted_of(self.measures)},
             "measured": self.measured,
             "target": self.target,
+            "confounders": list(self.confounders),
+            "question": self.question,
+            "landscapes": list(self.landscapes),
         }
 
     @classmethod
     def from_dict(cls, declaration: Mapping[str, Any]) -> Study:
-        """The study that `declaration` was called on; without words and published figures.
+        """The study that `declaration` was called on, without published figures.
 
         Args:
             declaration: What it gave.
