@@ -13,12 +13,13 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from flatgauge.bench import rounds
+from flatgauge.bench.errors import joined
 from flatgauge.bench.fresh import FreshSweep
 from flatgauge.bench.rounds import Action, Method, Timing
 from flatgauge.bench.row import Row
 from flatgauge.bench.tool import Tool, quiet
 from flatgauge.bench.workloads import Workload
-from flatgauge.curvature.blocks import Blocks, block_curvature
+from flatgauge.curvature.blocks import block_curvature
 from flatgauge.curvature.sweep import sweeper_of
 from flatgauge.surface import LossSurface
 
@@ -290,21 +291,3 @@ class Comparison:
             for total, part in zip(sums, torch.autograd.grad(loss, params), strict=True):
                 total += part
         return sums
-
-
-def joined(blocks: Blocks) -> dict[str, Tensor]:
-    """Every part of all blocks as one vector."""
-    return {
-        part: torch.cat([b.values[part].flatten() for b in blocks.values() if part in b.values])
-        for part in blocks.parts
-    }
-
-
-def relative_error(found: float, expected: float) -> float:
-    """How far off a number is, relative to what it should be."""
-    return abs(found / expected - 1)
-
-
-def distance(found: Tensor, expected: Tensor) -> float:
-    """How far apart vectors are, relative to the second."""
-    return float((found.double() - expected.double()).norm() / expected.double().norm())

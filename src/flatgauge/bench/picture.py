@@ -24,6 +24,9 @@ _PACKAGES = {
     "BackPACK": colour(5),
 }
 
+#: By the first word of a verdict.
+_MARKS = {"met:": "✓", "missed": "✗"}
+
 
 def draw(rows: Sequence[Row], path: str | Path) -> None:
     """Draw the costs in gradients; series and other units are left out.
@@ -31,30 +34,35 @@ def draw(rows: Sequence[Row], path: str | Path) -> None:
     Args:
         rows: The lines.
         path: Where to; the ending says in what form.
-
-    Raises:
-        ValueError: If there is nothing to draw.
     """
     from matplotlib.figure import Figure
 
     shown = [row for row in rows if not row.setting and row.unit == "G"]
-    if not shown:
-        raise ValueError("there are no costs in gradients to draw; name another quantity.")
+    if not shown:  # All have failed, which was told.
+        return
     panels = {name: _groups(shown, name) for name in dict.fromkeys(row.workload for row in shown)}
-    heights = [
+    columns = min(len(panels), 2)
+    sizes = [
         sum(len(group) for group in groups.values()) + _GAP * len(groups)
         for groups in panels.values()
     ]
-    figure = Figure(figsize=(9.5, 1.1 + _INCHES * sum(heights) + 0.5 * len(panels)))
-    figure.set_layout_engine("constrained", h_pad=0.06)
-    axes = figure.subplots(
-        len(panels), 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": heights}
-    )[:, 0]
-    for ax, (name, groups) in zip(axes, panels.items(), strict=True):
+    heights = [max(sizes[start : start + columns]) for start in range(0, len(sizes), columns)]
+    inches = 1.3 + _INCHES * sum(heights) + 0.6 * len(heights)
+    figure = Figure(figsize=(1.5 + 7.5 * columns, inches))
+    figure.set_layout_engine("constrained", h_pad=0.08, w_pad=0.1)
+    grid = figure.subplots(
+        *(len(heights), columns), squeeze=False, gridspec_kw={"height_ratios": heights}
+    )
+    ends = min(0.8, *(0.8 * row.cost for row in shown)), 2.5 * max(row.cost for row in shown)
+    for ax in grid.flat[len(panels) :]:
+        ax.remove()
+    for ax, (name, groups) in zip(grid.flat, panels.items(), strict=False):
         _panel(ax, name, groups)
-    low = min(row.cost for row in shown)
-    axes[0].set_xlim(min(0.8 * low, 0.8), 1.8 * max(row.cost for row in shown))
-    axes[-1].set_xlabel("cost in gradients over the same data (logarithmic; shorter is better)")
+        ax.set_xlim(*ends)
+    figure.supxlabel(
+        "cost in gradients over the same data; shorter is better; ✓ target met, ✗ missed",
+        fontsize=10,
+    )
     figure.legend(handles=_legend(shown), loc="outside upper center", ncols=6, frameon=False)
     figure.savefig(Path(path).expanduser(), dpi=150)
 
@@ -87,6 +95,7 @@ def _panel(ax: Axes, name: str, groups: dict[str, list[Row]]) -> None:
             place += 1
         place += _GAP
     ax.set_xscale("log")
+    ax.xaxis.set_major_formatter("{x:g}")
     ax.set_yticks(places, labels, fontsize=8)
     ax.set_ylim(place - _GAP - 0.3, -1.0)
     ax.tick_params(axis="y", length=0)
@@ -103,7 +112,7 @@ def _bar(ax: Axes, place: float, row: Row) -> None:
         text += f"  error {row.error:.0e}"
     if row.verdict:
         verdicts = row.verdict.split("; ")
-        text += "  " + " ".join("✓" if v.startswith("met") else "✗" for v in verdicts)
+        text += "  " + " ".join(_MARKS.get(verdict.split()[0], "") for verdict in verdicts)
     if row.tool == LIMIT:
         ax.plot([row.cost], [place], marker="|", color="#333333", markersize=9, markeredgewidth=2)
     else:

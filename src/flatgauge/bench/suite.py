@@ -4,62 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from flatgauge.bench import rounds, workloads
 from flatgauge.bench.comparison import Comparison
 from flatgauge.bench.peers import PEERS
-from flatgauge.bench.quantities import OTHERS, QUANTITIES, USUAL
+from flatgauge.bench.plan import Plan
+from flatgauge.bench.quantities import OTHERS, QUANTITIES
 from flatgauge.bench.results import Results
 from flatgauge.bench.row import Row
 from flatgauge.bench.tool import Tool, usable
 
 Tell = Callable[[str], object]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What to measure.
-
-    Attributes:
-        workloads: On which workloads.
-        quantities: What of them.
-        rounds: How many rounds count.
-        scale: What share of the samples to take.
-        data: Where MNIST and CIFAR-10 lie; None for synthetic images.
-    """
-
-    workloads: Sequence[str] = tuple(workloads.KINDS)
-    quantities: Sequence[str] = USUAL
-    rounds: int = 3
-    scale: float = 1.0
-    data: str | None = None
-
-    def __post_init__(self) -> None:
-        _check("workloads", self.workloads, list(workloads.KINDS))
-        _check("quantities", self.quantities, [*QUANTITIES, *OTHERS])
-        if self.rounds < 1:
-            raise ValueError(f"`rounds={self.rounds}` times nothing; use at least 1.")
-        if not self.scale > 0:
-            raise ValueError(f"`scale={self.scale:g}` leaves no samples; use 1 for all of them.")
-        if not any(True for _ in self.pairs()) and not set(self.quantities) & set(OTHERS):
-            raise ValueError(
-                f"none of {', '.join(self.quantities)} is measured on "
-                f"{', '.join(self.workloads)}; `classes` needs {workloads.MANY_CLASSES}, all "
-                f"others one of {', '.join(workloads.STANDARD)}."
-            )
-
-    def pairs(self) -> Iterable[tuple[str, list[str]]]:
-        """The workloads that something is measured on, each with what that is."""
-        for name in self.workloads:
-            wanted = [
-                quantity
-                for quantity in self.quantities
-                if quantity in QUANTITIES and name in QUANTITIES[quantity].workloads
-            ]
-            if wanted:
-                yield name, wanted
 
 
 def run(
@@ -157,11 +113,3 @@ def _other(name: str, plan: Plan) -> Iterable[Row]:
     from flatgauge.bench.quantities import stacking
 
     return list(stacking.measured(plan.rounds, plan.data))
-
-
-def _check(what: str, names: Sequence[str], known: Sequence[str]) -> None:
-    """Refuse names that are not known, and none at all."""
-    wrong = [name for name in names if name not in known]
-    if wrong or not names:
-        given = ", ".join(map(repr, wrong)) or "nothing"
-        raise ValueError(f"`{what}` has {given}; there are {', '.join(known)}.")

@@ -15,11 +15,9 @@ from flatgauge.cli.options import DATA, OUTPUT, RUNNING, WHAT, Debug, Threads, e
 from flatgauge.cli.output import check_pictures, styled
 
 if TYPE_CHECKING:
+    from flatgauge.bench.plan import Plan
     from flatgauge.bench.results import Results
     from flatgauge.bench.row import Row
-
-#: What `--quick` stands for.
-_QUICK_SCALE, _QUICK_ROUNDS = 0.02, 1
 
 
 @app.command(
@@ -54,7 +52,8 @@ def bench(
         bool,
         typer.Option(
             "--quick",
-            help="See it work in minutes: --scale 0.02 --rounds 1, too small to judge by.",
+            help="See it work in minutes: one round on 200 samples of W1 and W2, too few to judge "
+            "by; with --workloads or --quantities, what they name.",
             rich_help_panel=WHAT,
         ),
     ] = False,
@@ -100,24 +99,30 @@ def bench(
 ) -> None:
     """Time flatgauge beside other tools, in gradients over the same data, and judge it by targets.
 
-    The unit G is the processor time of one gradient by plain PyTorch at its best batch size, timed
-    before and after everything else. Tools that are not installed are left out (`make bench`
-    installs them). At full size on two cores it takes hours.
+    The unit G is the processor time of one gradient by plain PyTorch.
+
+    Tools that are not installed are left out; `make bench` installs them.
+
+    At full size on two cores it takes hours.
     """
-    from flatgauge.bench.suite import Plan, run
+    from flatgauge.bench.plan import QUICK, Plan
+    from flatgauge.bench.suite import run
     from flatgauge.command import set_threads
 
     set_threads(threads)
     check_pictures(png, None)
     _check_places(json, markdown)
-    usual = Plan()
+    usual = QUICK if quick else Plan()
+    # Who names workloads or quantities wants all that belongs to them, also quickly.
+    what = usual if workloads is quantities is None else Plan()
     plan = Plan(
-        workloads=_words(workloads) or usual.workloads,
-        quantities=_words(quantities) or usual.quantities,
-        rounds=rounds or (_QUICK_ROUNDS if quick else usual.rounds),
-        scale=scale if scale is not None else (_QUICK_SCALE if quick else usual.scale),
+        workloads=_words(workloads) or what.workloads,
+        quantities=_words(quantities) or what.quantities,
+        rounds=rounds or usual.rounds,
+        scale=usual.scale if scale is None else scale,
         data=None if data is None else str(data),
     )
+    _check_drawable(plan, png)
     latest: list[Results] = []
 
     def kept(results: Results) -> None:
@@ -133,8 +138,9 @@ def bench(
             strict=debug,
         )
     except KeyboardInterrupt:
-        there = json if latest and json else "above" if latest else "nowhere: nothing is finished"
-        typer.echo(f"interrupted: finished quantities are {there}", err=True)
+        where = f"in {json}" if json is not None else "above"
+        told = f"what is finished is {where}" if latest else "nothing is finished"
+        typer.echo(f"interrupted: {told}", err=True)
         sys.exit(INTERRUPTED)
     if png is not None:
         from flatgauge.bench.picture import draw
@@ -174,6 +180,15 @@ def _check_places(*places: Path | None) -> None:
 
     for place in filter(None, places):
         check_place(place)
+
+
+def _check_drawable(plan: Plan, png: Path | None) -> None:
+    """Refuse to draw where there will be nothing to draw."""
+    if png is not None and not plan.drawable:
+        raise ValueError(
+            f"`--png {png}` draws costs in gradients, and there are none in "
+            f"{', '.join(plan.quantities)}; leave it out, or name another quantity."
+        )
 
 
 def _words(text: str | None) -> list[str]:

@@ -5,7 +5,8 @@ The error is against all columns, which are swept and timed once.
 
 from __future__ import annotations
 
-from flatgauge.bench.comparison import Comparison, Entry, distance, joined
+from flatgauge.bench.comparison import Comparison, Entry
+from flatgauge.bench.errors import distance, joined
 from flatgauge.bench.quantities.traces import trace_of
 from flatgauge.bench.rounds import Action
 from flatgauge.bench.row import OWN, Row

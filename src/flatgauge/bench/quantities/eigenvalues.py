@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Generator
 
-from flatgauge.bench.comparison import Comparison, Entry, relative_error
+from flatgauge.bench.comparison import Comparison, Entry
+from flatgauge.bench.errors import relative_error
 from flatgauge.bench.one_graph import fits
 from flatgauge.bench.rounds import Action
 from flatgauge.bench.row import AGREEMENT, OWN, Row

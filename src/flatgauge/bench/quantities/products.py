@@ -12,7 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
-from flatgauge.bench.comparison import Comparison, Entry, distance
+from flatgauge.bench.comparison import Comparison, Entry
+from flatgauge.bench.errors import distance
 from flatgauge.bench.multiplications import kept_graph_limit
 from flatgauge.bench.one_graph import fits
 from flatgauge.bench.rounds import Action

@@ -11,7 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
-from flatgauge.bench.comparison import ALL_PARTS, Comparison, Entry, distance, joined
+from flatgauge.bench.comparison import ALL_PARTS, Comparison, Entry
+from flatgauge.bench.errors import distance, joined
 from flatgauge.bench.rounds import Action
 from flatgauge.bench.row import OWN, Row
 from flatgauge.bench.targets import DIAGONAL_ALONE

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from flatgauge.bench.comparison import Comparison, Entry, relative_error
+from flatgauge.bench.comparison import Comparison, Entry
+from flatgauge.bench.errors import relative_error
 from flatgauge.bench.rounds import Action
 from flatgauge.bench.row import OWN, Row
 from flatgauge.bench.tool import Tool
