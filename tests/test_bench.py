@@ -133,7 +133,7 @@ def test_verdicts_by_hand():
     times = Target("W1", "trace", "times cheaper", 20, "PyHessian")
     assert times.verdict(25) == "met: 25.00"
     assert times.verdict(16) == "missed by 25 %: 16.00"
-    assert Target("W1K", "trace", "error", 1e-3).verdict(2e-4) == "met: 2e-04"
+    assert Target("W1K", "trace", "error", 1e-3).verdict(2e-4) == "met: 2.0e-04"
     assert str(times) == "≥ 20 × cheaper than PyHessian"
 
 

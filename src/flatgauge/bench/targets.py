@@ -92,7 +92,7 @@ class Target:
         if value is None:
             return "nothing to compare with"
         excess = self.bound / value if self.kind == "times cheaper" else value / self.bound
-        reached = f"{value:.0e}" if self.kind == "error" else f"{value:.2f}"
+        reached = f"{value:.1e}" if self.kind == "error" else f"{value:.2f}"
         if excess <= 1:
             return f"met: {reached}"
         by = f"{excess:.1f} ×" if not excess < 2 else f"{100 * (excess - 1):.2g} %"
