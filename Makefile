@@ -1,12 +1,15 @@
 # make demo   set up, train three networks on the digits, measure them, disguise one, write report.html
 # make test   set up, run every test and doctest
 # make lint   formatting, style and types
-# make bench  time products, the sweep and eigenvalues beside peers (see docs/performance.md)
+# make bench  time everything beside peers, in gradients (see docs/performance.md); takes hours, and
+#             make bench BENCH=--quick minutes
 # make docs   regenerate the pages made from the registry
 
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
+BENCH  ?=
+PEERS  := src/flatgauge/bench/peer-dependencies.txt src/flatgauge/bench/peers.txt
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q install -c constraints.txt
 
 .PHONY: demo test lint bench docs clean
@@ -27,9 +30,9 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 
 # Peers bring dependencies that do not import beside a CPU-only torch, so they come without them;
 # a peer that cannot be installed is skipped by the benchmark, not fatal.
-$(VENV)/.bench: $(VENV)/.dev
-	$(PIP) -r benchmarks/peers-requirements.txt
-	$(PIP) --no-deps -r benchmarks/peers.txt
+$(VENV)/.bench: $(PEERS) $(VENV)/.dev
+	$(PIP) -r src/flatgauge/bench/peer-dependencies.txt
+	$(PIP) --no-deps -r src/flatgauge/bench/peers.txt
 	@touch $@
 
 demo: $(VENV)/.run
@@ -46,8 +49,7 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 
 bench: $(VENV)/.bench
-	$(BIN)/python -m benchmarks.products
-	$(BIN)/python -m benchmarks.blocks
+	$(BIN)/flatgauge bench --json bench.json --markdown bench.md --png bench.png $(BENCH)
 
 docs: $(VENV)/.dev
 	$(BIN)/flatgauge catalogue --markdown > docs/catalogue.md

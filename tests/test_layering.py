@@ -58,6 +58,7 @@ LAYERS = [
     ["judging"],
     ["certifying"],
     ["demo", "command", "illustrating", "studies"],
+    ["bench"],
     ["cli", "__init__"],
     ["__main__"],
 ]

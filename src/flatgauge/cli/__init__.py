@@ -1,10 +1,21 @@
 """The command line: arguments in, a public function called, its result printed."""
 
-from flatgauge.cli import catalogue, certify, compare, demo, landscape, measure, spectrum, study
+from flatgauge.cli import (
+    bench,
+    catalogue,
+    certify,
+    compare,
+    demo,
+    landscape,
+    measure,
+    spectrum,
+    study,
+)
 from flatgauge.cli.application import app, main
 
 __all__ = [
     "app",
+    "bench",
     "catalogue",
     "certify",
     "compare",

@@ -4,11 +4,11 @@ The results are those of `train`, bit for bit: who else is in the stack, and whe
 makes no difference. So a run is reproducible from its recipe alone, and stacking is a matter of
 speed only.
 
-Measured on one core in processor time beside `train` (`python -m benchmarks.stacking`), for 16
-members (for 4): digits, three hidden layers of 64: 7.1 times as fast (3.5) at batch 8, 5.7 (3.4) at
-32, 4.3 (2.4) at 128, 2.4 (2.0) at 256; MNIST, 50-50-50-30: 2.8 (1.9) at 32, 2.0 (1.8) at 128, 1.1
-(1.3) at 1000; three hidden layers of 512: 1.1 (1.1) at 128. What is saved is bookkeeping, so that
-little is gained where a step has far more than ten million multiplications. Convolutions gain
+Measured on one core in processor time beside `train` (`flatgauge bench --quantities stacking`), for
+16 members (for 4): digits, three hidden layers of 64: 7.1 times as fast (3.5) at batch 8, 5.7 (3.4)
+at 32, 4.3 (2.4) at 128, 2.4 (2.0) at 256; MNIST, 50-50-50-30: 2.8 (1.9) at 32, 2.0 (1.8) at 128,
+1.1 (1.3) at 1000; three hidden layers of 512: 1.1 (1.1) at 128. What is saved is bookkeeping, so
+that little is gained where a step has far more than ten million multiplications. Convolutions gain
 little: LeNet-5 on CIFAR-10 under `torch.func.vmap`, where they become grouped ones, had 1.6 times
 (1.0) the speed of one by one at batch 4, and 0.5 to 0.8 times at 32 and 64. They are trained one by
 one.

@@ -11,14 +11,17 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import threadpoolctl
 import torch
 
 Action = Callable[[], Any]
+
+#: The shortest time that is taken for one, in seconds.
+_TICK = 1e-7
 
 
 @dataclass(frozen=True)
@@ -28,18 +31,29 @@ class Method:
     Attributes:
         name: What it is called.
         prepare: Sets it up, untimed, in every round; returns what is timed.
+        dear: Whether it costs so much (more than some forty units) that it is done only once, in
+            the last round, without a warm-up.
     """
 
     name: str
     prepare: Callable[[], Action]
+    dear: bool = False
 
 
 @dataclass
 class Timing:
-    """The cost of a method in units, round by round, and its result in the last round."""
+    """The cost of a method in units, round by round, and its result in the last round.
+
+    Attributes:
+        name: What it is called.
+        ratios: Its costs.
+        seconds: The same in seconds of processor time.
+        result: What came out last.
+    """
 
     name: str
     ratios: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
     result: Any = None
 
     @property
@@ -51,6 +65,17 @@ class Timing:
     def spread(self) -> tuple[float, float]:
         """The cheapest and the dearest round."""
         return min(self.ratios), max(self.ratios)
+
+
+@contextmanager
+def settled() -> Iterator[None]:
+    """Have what is there now looked at for garbage once, not before every timing."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def cpu_seconds(action: Action) -> tuple[float, Any]:
@@ -65,7 +90,8 @@ def cpu_seconds(action: Action) -> tuple[float, Any]:
     gc.collect()
     start = time.process_time()
     result = action()
-    return time.process_time() - start, result
+    # A clock too coarse for a tiny workload must not make a unit of zero.
+    return max(time.process_time() - start, _TICK), result
 
 
 def timed(
@@ -81,22 +107,31 @@ def timed(
 
     Returns:
         What the methods cost, in their order, and the seconds of every unit.
+
+    Raises:
+        ValueError: If no round counts.
     """
+    if rounds < 1:
+        raise ValueError(f"`rounds={rounds}` times nothing; use at least 1.")
     timings = [Timing(method.name) for method in methods]
     units: list[float] = []
-    for number in range(warm_up + rounds):
-        before, _ = cpu_seconds(unit)
-        for position in range(len(methods)):
-            index = (position + number) % len(methods)
-            action = methods[index].prepare()
-            seconds, result = cpu_seconds(action)
-            del action
-            after, _ = cpu_seconds(unit)
-            if number >= warm_up:
-                timings[index].ratios.append(seconds / ((before + after) / 2))
-                timings[index].result = result
-                units.append(after)
-            before = after
+    with settled():
+        for number in range(warm_up + rounds):
+            before, _ = cpu_seconds(unit)
+            for position in range(len(methods)):
+                index = (position + number) % len(methods)
+                if methods[index].dear and number < warm_up + rounds - 1:
+                    continue
+                action = methods[index].prepare()
+                seconds, result = cpu_seconds(action)
+                del action
+                after, _ = cpu_seconds(unit)
+                if number >= warm_up:
+                    timings[index].ratios.append(seconds / ((before + after) / 2))
+                    timings[index].seconds.append(seconds)
+                    timings[index].result = result
+                    units.append(after)
+                before = after
     return timings, units
 
 
@@ -111,16 +146,11 @@ def cheapest(actions: dict[int, Action], *, repeats: int = 3) -> int:
         The setting.
     """
     best = dict.fromkeys(actions, float("inf"))
-    for _ in range(repeats):
-        for setting, action in actions.items():
-            best[setting] = min(best[setting], cpu_seconds(action)[0])
+    with settled():
+        for _ in range(repeats):
+            for setting, action in actions.items():
+                best[setting] = min(best[setting], cpu_seconds(action)[0])
     return min(best, key=lambda setting: best[setting])
-
-
-def set_threads(count: int) -> None:
-    """Fix the number of threads of torch and of every other library, for good."""
-    torch.set_num_threads(count)
-    threadpoolctl.threadpool_limits(count)
 
 
 def machine() -> dict[str, Any]:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
+from flatgauge.bench.networks import lenet, mlp, resnet20
 from flatgauge.datasets import load_dataset
 
 #: Samples come in multiples of this, so that every batch size has a divisor near it.
@@ -57,6 +57,7 @@ class Workload:
         targets: Their classes (N,).
         sizes: Batch sizes to choose from; all divide N, because one peer takes the mean of
             its batches' means.
+        scale: What share of the samples of full size it has.
     """
 
     name: str
@@ -65,6 +66,7 @@ class Workload:
     inputs: Tensor
     targets: Tensor
     sizes: tuple[int, ...]
+    scale: float = 1.0
 
     def batches(self, size: int, samples: int | None = None) -> list[tuple[Tensor, Tensor]]:
         """The first samples (or all) in batches."""
@@ -87,7 +89,21 @@ def load(name: str, *, scale: float = 1.0, folder: str | None = None) -> Workloa
     Returns:
         The workload.
     """
-    kind = KINDS[name]
+    return built(KINDS[name], name, scale=scale, folder=folder)
+
+
+def built(kind: Kind, name: str, *, scale: float = 1.0, folder: str | None = None) -> Workload:
+    """Build a workload of any kind: the same at every call.
+
+    Args:
+        kind: What it is.
+        name: What to call it.
+        scale: What share of the samples to take.
+        folder: Where MNIST and CIFAR-10 lie; without one the images are synthetic.
+
+    Returns:
+        The workload.
+    """
     samples = max(round(kind.samples * scale / _GRAIN), 1) * _GRAIN
     if folder is None or kind.data is None:
         inputs, targets = _synthetic(kind.shape, samples, kind.classes)
@@ -98,8 +114,13 @@ def load(name: str, *, scale: float = 1.0, folder: str | None = None) -> Workloa
         torch.manual_seed(0)
         model = kind.build()
         _train(model, inputs, targets, epochs=kind.epochs)
-    sizes = sorted({_divisor(samples, size) for size in kind.batches})
-    return Workload(name, kind.about, model.eval(), inputs, targets, tuple(sizes))
+    sizes = batch_sizes(samples, kind.batches)
+    return Workload(name, kind.about, model.eval(), inputs, targets, sizes, scale)
+
+
+def batch_sizes(samples: int, wanted: Iterable[int]) -> tuple[int, ...]:
+    """Batch sizes near those that are wanted, all of which divide the number of samples."""
+    return tuple(sorted({_divisor(samples, size) for size in wanted}))
 
 
 def _divisor(samples: int, size: int) -> int:
@@ -127,62 +148,7 @@ def _train(model: nn.Module, inputs: Tensor, targets: Tensor, *, epochs: int) ->
             optimizer.step()
 
 
-def mlp(classes: int = 10) -> nn.Module:
-    """784-512-512-512-512-512-classes with ReLU."""
-    widths = [784, 512, 512, 512, 512, 512]
-    layers: list[nn.Module] = [nn.Flatten()]
-    for before, after in pairwise(widths):
-        layers += [nn.Linear(before, after), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(widths[-1], classes))
-
-
-def lenet() -> nn.Module:
-    """LeNet-5 for 28×28 pixels, with ReLU and max-pooling."""
-    return nn.Sequential(
-        *(nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
-        *(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
-        *(nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)),
-    )
-
-
-class ResidualBlock(nn.Module):
-    """Two 3×3 convolutions with batch-norm around a shortcut without parameters.
-
-    Attributes:
-        stride: Of the first convolution.
-        extra: How many more channels come out than go in.
-    """
-
-    def __init__(self, before: int, after: int, stride: int) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(before, after, 3, stride=stride, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(after)
-        self.conv2 = nn.Conv2d(after, after, 3, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(after)
-        self.stride, self.extra = stride, after - before
-
-    def forward(self, x: Tensor) -> Tensor:
-        """The block's output; a wider one takes every other pixel and pads with zero channels."""
-        y = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
-        if self.extra:
-            x = x[:, :, :: self.stride, :: self.stride]
-            x = F.pad(x, (0, 0, 0, 0, self.extra // 2, self.extra // 2))
-        return F.relu(x + y)
-
-
-def resnet20() -> nn.Module:
-    """The CIFAR ResNet-20 of He et al. (2016), section 4.2, with option-A shortcuts."""
-    layers: list[nn.Module] = [nn.Conv2d(3, 16, 3, padding=1, bias=False)]
-    layers += [nn.BatchNorm2d(16), nn.ReLU()]
-    before = 16
-    for width in (16, 32, 64):
-        for _ in range(3):
-            layers.append(ResidualBlock(before, width, stride=width // before))
-            before = width
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
-
-
-#: What the benchmarks time unless told otherwise.
+#: Those that nearly everything is timed on.
 STANDARD = ("W1", "W2", "W3")
 
 #: The one with a thousand classes.

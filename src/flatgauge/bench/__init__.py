@@ -1,0 +1,1 @@
+"""What flatgauge costs beside its peers, in gradients: `flatgauge bench`. Nothing imports this."""

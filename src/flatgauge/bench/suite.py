@@ -1,0 +1,115 @@
+"""The suite: quantities on workloads, one after the other."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+
+from flatgauge.bench import rounds, workloads
+from flatgauge.bench.comparison import Comparison
+from flatgauge.bench.peers import PEERS
+from flatgauge.bench.plan import Plan
+from flatgauge.bench.quantities import OTHERS, QUANTITIES
+from flatgauge.bench.results import Results
+from flatgauge.bench.row import Row
+from flatgauge.bench.tool import Tool, usable
+
+Tell = Callable[[str], object]
+
+
+def run(
+    plan: Plan,
+    *,
+    tools: Sequence[Tool] | None = None,
+    tell: Tell = lambda line: None,
+    kept: Callable[[Results], object] = lambda results: None,
+    shown: Callable[[str, list[Row]], object] = lambda about, rows: None,
+    strict: bool = False,
+) -> Results:
+    """Measure what a plan says.
+
+    Args:
+        plan: The plan.
+        tools: The other tools, None for all; those that cannot be imported are left out.
+        tell: Called with lines on progress, and on what is left out.
+        kept: Called with the results so far whenever a quantity is finished.
+        shown: Called with what a workload is and its rows, as soon as they are there; also when
+            the run is interrupted.
+        strict: Whether what fails ends the run; else it is noted, and the run goes on.
+
+    Returns:
+        The results.
+    """
+    begin = time.monotonic()
+    found = usable(PEERS if tools is None else tools, tell)
+    facts = rounds.machine() | {
+        "rounds": plan.rounds,
+        "scale": plan.scale,
+        "data": "synthetic" if plan.data is None else "MNIST and CIFAR-10",
+    }
+    results = Results(facts | {tool.package: tool.version for tool in found})
+
+    def attempt(name: str, what: str, measure: Callable[[], Iterable[Row]]) -> None:
+        passed = time.monotonic() - begin
+        tell(f"{passed:6.0f} s  {name if name == what else f'{name}: {what}'}")
+        try:
+            results.found += measure()
+        except Exception as error:  # One that fails must not lose hours of others.
+            if strict:
+                raise
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            results.failures.append(f"{name}, {what}: {reason}")
+            tell(f"failed: {results.failures[-1]}")
+        kept(results)
+
+    def section(name: str, start: int) -> None:
+        rows = results.rows[start:]
+        if rows:
+            shown(results.about(name, rows), rows)
+
+    for name, wanted in plan.pairs():
+        start = len(results.found)
+        try:
+            _on_workload(name, wanted, plan, found, results, tell, attempt)
+        finally:
+            section(name, start)
+    for name in [name for name in plan.quantities if name in OTHERS]:
+        start = len(results.found)
+        try:
+            attempt(name, name, partial(_other, name, plan))
+        finally:
+            section(name, start)
+    results.complete = True
+    kept(results)
+    return results
+
+
+def _on_workload(
+    name: str,
+    wanted: Sequence[str],
+    plan: Plan,
+    tools: Sequence[Tool],
+    results: Results,
+    tell: Tell,
+    attempt: Callable[[str, str, Callable[[], Iterable[Row]]], None],
+) -> None:
+    """Measure everything on one workload."""
+    workload = workloads.load(name, scale=plan.scale, folder=plan.data)
+    comparison = Comparison(workload, tools, rounds=plan.rounds, tell=tell)
+    results.workloads[name] = comparison.description()
+    for quantity in wanted:
+        attempt(name, quantity, partial(QUANTITIES[quantity].measured, comparison))
+        results.notes += [f"{name}, {quantity}: {note}" for note in comparison.notes]
+        comparison.notes.clear()
+
+
+def _other(name: str, plan: Plan) -> Iterable[Row]:
+    """Measure something that has networks and units of its own."""
+    if name == "discovery":
+        from flatgauge.bench.quantities import discovery
+
+        return list(discovery.measured())
+    from flatgauge.bench.quantities import stacking
+
+    return list(stacking.measured(plan.rounds, plan.data))
