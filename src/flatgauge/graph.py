@@ -127,6 +127,8 @@ class ModelGraph:
         self.outputs = [node for node, kind in kinds if kind == "USER_OUTPUT"]
         self.mutations = [node for node, kind in kinds if kind != "USER_OUTPUT"]
         self.symbol = self._symbol_of_samples()
+        self._axes: dict[fx.Node, SampleAxis | None] = {}
+        self._sizes: dict[tuple[fx.Node, int], tuple[int, ...]] = {}
 
     @property
     def inputs(self) -> list[fx.Node]:
@@ -211,6 +213,11 @@ class ModelGraph:
 
     def sample_axis(self, node: fx.Node) -> SampleAxis | None:
         """Where in a node's output the samples lie, None where that is not certain."""
+        if node not in self._axes:  # Reading symbols takes long beside a small chunk.
+            self._axes[node] = self._found_axis(node)
+        return self._axes[node]
+
+    def _found_axis(self, node: fx.Node) -> SampleAxis | None:
         shape = shape_of(node)
         axes = [i for i, size in enumerate(shape) if self._counts_samples(size)]
         if len(axes) != 1:
@@ -223,7 +230,9 @@ class ModelGraph:
 
     def sizes(self, node: fx.Node, samples: int) -> tuple[int, ...]:
         """The shape of a node's output for a number of samples."""
-        return tuple(_size(extent, samples) for extent in shape_of(node))
+        if (node, samples) not in self._sizes:
+            self._sizes[node, samples] = tuple(_size(extent, samples) for extent in shape_of(node))
+        return self._sizes[node, samples]
 
     def _counts_samples(self, size: Any) -> bool:
         return bool(self.symbol) and self.symbol in re.findall(r"\w+", str(size))
