@@ -27,8 +27,13 @@ def _copy(destination: Tensor, source: Tensor, non_blocking: bool = False) -> Te
     return source.to(destination).expand_as(destination)
 
 
-#: What runs in place of ops that cannot be differentiated as they are exported.
-_SUBSTITUTES: dict[str, Handler] = {"copy": _copy}
+#: What runs in place of ops that cannot be differentiated as they are exported, or that expect
+#: tensors to lie in memory as those of the example did.
+_SUBSTITUTES: dict[str, Handler] = {
+    "copy": _copy,
+    "view": torch.reshape,
+    "_unsafe_view": torch.reshape,
+}
 
 #: Ops that merge or split axes without moving data.
 _RESHAPES = ("view", "reshape", "_unsafe_view", "flatten")

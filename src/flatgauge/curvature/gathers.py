@@ -271,13 +271,15 @@ class Positions(Gather):
             cut = self._patched(torch.cat([*columns])).unflatten(0, (count, -1))
             found = cut.movedim(0, 2).flatten(2, 3) @ seen.mT  # (n, groups, c * out * taps, in)
             taps = self._weight.shape[3]
-            return found.unflatten(2, (count, out, taps)).mT.flatten(4)
+            turned: Tensor = found.unflatten(2, (count, out, taps)).mT
+            return turned.flatten(4)
         flat = [self._flat(column) for column in columns]  # (n, groups, out, positions)
         if flat[0].stride(-1) == 1:
             rows = torch.stack(flat, 2).flatten(2, 3)
         else:  # Channels come last: positions stay in front of them.
             rows = torch.stack([part.mT for part in flat], 3).flatten(3).mT
-        return (rows @ seen.mT).unflatten(2, (count, out))
+        products: Tensor = (rows @ seen.mT).unflatten(2, (count, out))
+        return products
 
     def _use_gradients(self) -> None:
         """Turn the columns that were put by into squares and forms, a few samples at a time."""
@@ -334,10 +336,9 @@ class Positions(Gather):
     def _apart(self, rows: Tensor) -> Tensor:
         """Rows (..., in * taps) as (..., in, taps)."""
         inner, taps = self._weight.shape[2:]
-        if self._taps_first:
-            return rows.unflatten(-1, (taps, inner)).mT
-        parts: Tensor = rows.unflatten(-1, (inner, taps))
-        return parts
+        order = (taps, inner) if self._taps_first else (inner, taps)
+        parts: Tensor = rows.unflatten(-1, order)
+        return parts.mT if self._taps_first else parts
 
     def _summed(self, values: Tensor) -> Tensor:
         """Sum (n, folds, ...) over everything but samples and units."""

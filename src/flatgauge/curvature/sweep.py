@@ -19,6 +19,7 @@ from flatgauge.graph import Handler, ModelGraph, UnsupportedGraphError, in_preci
 from flatgauge.isolation import isolated
 from flatgauge.loss import prediction
 from flatgauge.memory import format_bytes
+from flatgauge.nested import map_tensors
 from flatgauge.output_curvature import Column, Dense, Mixable, OutputCurvature, dense, gradient
 from flatgauge.surface import LossSurface
 
@@ -245,7 +246,8 @@ class Sweeper:
         """Read the graph from a batch."""
         subject = self._subject
         example = batch.rows([0, 0, 0]) if batch.splittable else batch
-        arguments, keywords = subject.arguments(example, with_labels=self.loss.own)
+        called = subject.arguments(example, with_labels=self.loss.own)
+        arguments, keywords = map_tensors(Tensor.contiguous, called)
         model = in_precision(subject.model, subject.dtype)
         with isolated(model, subject.device):  # The exporter's own tensors must not stay in it.
             samples = 3 if batch.splittable else 0
