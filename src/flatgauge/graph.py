@@ -27,8 +27,13 @@ def _copy(destination: Tensor, source: Tensor, non_blocking: bool = False) -> Te
     return source.to(destination).expand_as(destination)
 
 
-#: What runs in place of ops that cannot be differentiated as they are exported.
-_SUBSTITUTES: dict[str, Handler] = {"copy": _copy}
+#: What runs in place of ops that cannot be differentiated as they are exported, or that expect
+#: tensors to lie in memory as those of the example did.
+_SUBSTITUTES: dict[str, Handler] = {
+    "copy": _copy,
+    "view": torch.reshape,
+    "_unsafe_view": torch.reshape,
+}
 
 #: Ops that merge or split axes without moving data.
 _RESHAPES = ("view", "reshape", "_unsafe_view", "flatten")
@@ -127,6 +132,8 @@ class ModelGraph:
         self.outputs = [node for node, kind in kinds if kind == "USER_OUTPUT"]
         self.mutations = [node for node, kind in kinds if kind != "USER_OUTPUT"]
         self.symbol = self._symbol_of_samples()
+        self._axes: dict[fx.Node, SampleAxis | None] = {}
+        self._sizes: dict[tuple[fx.Node, int], tuple[int, ...]] = {}
 
     @property
     def inputs(self) -> list[fx.Node]:
@@ -211,6 +218,11 @@ class ModelGraph:
 
     def sample_axis(self, node: fx.Node) -> SampleAxis | None:
         """Where in a node's output the samples lie, None where that is not certain."""
+        if node not in self._axes:  # Reading symbols takes long beside a small chunk.
+            self._axes[node] = self._found_axis(node)
+        return self._axes[node]
+
+    def _found_axis(self, node: fx.Node) -> SampleAxis | None:
         shape = shape_of(node)
         axes = [i for i, size in enumerate(shape) if self._counts_samples(size)]
         if len(axes) != 1:
@@ -223,7 +235,9 @@ class ModelGraph:
 
     def sizes(self, node: fx.Node, samples: int) -> tuple[int, ...]:
         """The shape of a node's output for a number of samples."""
-        return tuple(_size(extent, samples) for extent in shape_of(node))
+        if (node, samples) not in self._sizes:
+            self._sizes[node, samples] = tuple(_size(extent, samples) for extent in shape_of(node))
+        return self._sizes[node, samples]
 
     def _counts_samples(self, size: Any) -> bool:
         return bool(self.symbol) and self.symbol in re.findall(r"\w+", str(size))

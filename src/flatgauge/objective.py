@@ -281,6 +281,7 @@ class Objective:
             if any("None of the inputs have requires_grad" in warning for warning in warned):
                 raise ValueError(REENTRANT)
             self.loss.check(output, few.target)
+        self._subject.lay_out(few)
 
 
 def _watched(action: Callable[[], Any]) -> tuple[Any, list[str]]:

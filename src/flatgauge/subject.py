@@ -10,7 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from flatgauge.batch import Batch
-from flatgauge.nested import map_tensors
+from flatgauge.nested import map_tensors, tensors
+
+#: Single-precision numbers in a vector register.
+_REGISTER = 16
 
 T = TypeVar("T")
 
@@ -54,7 +57,38 @@ class Subject:
         self.leaves: tuple[Tensor, ...] = ()
         self._others: dict[str, Tensor] = {}
         self._buffers: set[str] = set()
+        self._channels_last = False
         self.refresh()
+
+    def lay_out(self, few: Batch) -> None:
+        """Choose how images lie in memory: with channels last where convolutions gain by it.
+
+        The choice depends on the model alone, not on times, so that it is the same every time; a
+        model that cannot read such images, or reads them differently, gets them as they are.
+
+        Args:
+            few: A few samples to try it out on.
+        """
+        self._channels_last = False
+        usual = self._outputs(few)
+        self._channels_last = self.dtype is torch.float32 and gains_by_channels_last(
+            self.model, self.device
+        )
+        if self._channels_last:
+            try:
+                found = self._outputs(few)
+            except RuntimeError:  # A `view` of what is not contiguous.
+                found = []
+            self._channels_last = len(found) == len(usual) and all(
+                one.shape == other.shape and torch.allclose(one, other, 1e-3, 1e-4)
+                for one, other in zip(found, usual, strict=True)
+            )
+
+    def _outputs(self, few: Batch) -> list[Tensor]:
+        """All tensors in the model's output."""
+        with torch.no_grad():
+            output = self(self.leaves, self.place(few), with_labels=False)
+        return [t for t in tensors(output) if t.is_floating_point()]
 
     def doubled(self) -> Subject:
         """The same model in double precision."""
@@ -64,6 +98,7 @@ class Subject:
         """Compute in another precision from now on, the model included."""
         self.model.to(dtype)
         self.dtype = dtype
+        self._channels_last &= dtype is torch.float32
         self.leaves = ()
         self.refresh()
 
@@ -154,7 +189,10 @@ class Subject:
 
         def move(tensor: Tensor) -> Tensor:
             dtype = self.dtype if tensor.is_floating_point() else tensor.dtype
-            return tensor.to(self.device, dtype, copy=True)  # A model may write to its inputs.
+            moved = tensor.to(self.device, dtype, copy=True)  # A model may write to its inputs.
+            if self._channels_last and moved.dim() == 4 and moved.is_floating_point():
+                moved = moved.contiguous(memory_format=torch.channels_last)
+            return moved
 
         inputs, target = map_tensors(move, (batch.inputs, batch.target))
         return replace(batch, inputs=inputs, target=target)
@@ -176,6 +214,26 @@ class Subject:
             names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in own))
             self.notes.append(f"the parameters are {names}; measured in float32")
         return torch.float32
+
+
+def gains_by_channels_last(model: nn.Module, device: torch.device) -> bool:
+    """Whether most of a model's convolutions are faster on images with their channels last.
+
+    On processors, oneDNN's kernels for this layout need no copies and take half of the time, from
+    as many channels on as fit a register.
+
+    Args:
+        model: The model.
+        device: Where it runs.
+
+    Returns:
+        Whether they are.
+    """
+    if device.type != "cpu" or not torch.backends.mkldnn.is_available():
+        return False
+    found = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
+    wide = [c for c in found if min(c.in_channels, c.out_channels) >= _REGISTER]
+    return 2 * len(wide) > len(found)
 
 
 def computed(model: nn.Module) -> dict[int, Tensor]:

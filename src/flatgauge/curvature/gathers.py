@@ -6,19 +6,22 @@ a sample's positions, every sample adds λ Σ G² to the trace, and so on (see e
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from flatgauge.curvature.patches import patches
+from flatgauge.curvature.patches import patches, patches_in_rows
 from flatgauge.curvature.relative import Relative, inverse
 from flatgauge.curvature.taps import Chunk, Parts
 from flatgauge.layers import Layer
 
-#: Gradients of layers with fewer output units than this are computed for several columns at
-#: once: larger products are faster, until their result is too large for the cache.
-_FEW_UNITS, _STACKED = 64, 9
+#: Gradients are computed for this many columns at once, as larger products are faster, but only of
+#: so many samples that they and their columns take no more than these bytes: beyond, what is
+#: computed has left the cache before it is squared.
+_STACKED, _BLOCK = 9, 4 * 2**20
 
 #: The parts for which columns are heard at the layer's input.
 _OF_INPUTS = frozenset({"outgoing", "relative", "normalized"})
@@ -29,8 +32,7 @@ _OF_GRADIENTS = frozenset({"trace", "diagonal", "own", "relative", "normalized"}
 
 def columns_together(layer: Layer) -> int:
     """For how many columns at once a layer's gradients are computed."""
-    units = layer.shape[layer.out_axis] // (1 if layer.kind == "transposed" else layer.groups)
-    return _STACKED if units < _FEW_UNITS else 1
+    return max(min(_STACKED, _BLOCK // (4 * math.prod(layer.shape))), 1)
 
 
 class Gather(ABC):
@@ -149,6 +151,9 @@ class Positions(Gather):
 
     Forms of units are sums of W ⊙ G over what enters or leaves; where G is larger than the
     activations, or not asked for, they are summed over positions of s · Wa and a · Wᵀs instead.
+
+    What a unit reads is one row of weights: input units and taps, in the order in which they lie
+    in memory (taps first where images have their channels last).
     """
 
     def __init__(self, chunk: Chunk, layer: Layer, weight: Tensor, activations: int) -> None:
@@ -165,9 +170,10 @@ class Positions(Gather):
         )
         n, zeros = chunk.samples, weight.new_zeros
         self._incoming, self._outgoing = zeros(n, groups * out), zeros(n, groups * inner)
-        self._squares: Tensor | None = None
-        self._taken: Tensor | None = None
+        self._trace, self._own = zeros(n), zeros(n)
+        self._diagonal: Tensor | None = None
         self._size: Tensor | None = None
+        self._taps_first = False
         self._relatives = []
         if "relative" in chunk.wanted:
             self._relatives.append(Relative("relative", self._weight, n, None))
@@ -184,12 +190,23 @@ class Positions(Gather):
         few = positions * (positions + out) < out * inner * taps
         self._by_positions = few and self.layer.kind != "transposed"
         for relative in self._relatives if self._by_positions else ():
-            relative.see(self._seen)
+            relative.see(self._seen, self._rows)
 
     def see(self, inputs: Tensor) -> None:
         """Take from the inputs (n, folds, ...) what gradients are computed from."""
-        transposed = self.layer.kind == "transposed"
-        self._seen = self._flat(inputs) if transposed else self._patched(inputs)
+        layer = self.layer
+        plain = layer.kind == "linear" or (
+            {*self._kernel, *layer.stride} == {1} and not any(map(any, layer.padding))
+        )
+        if layer.kind == "transposed" or plain:
+            self._seen = self._flat(inputs)
+        elif layer.groups == inputs.shape[1] == 1 and _channels_last(inputs[:, 0]):
+            self._taps_first = True
+            self._seen = patches_in_rows(
+                inputs[:, 0], self._kernel, layer.stride, layer.padding, layer.dilation
+            ).mT[:, None]
+        else:
+            self._seen = self._patched(inputs)
 
     def hear(self, column: Tensor) -> None:
         """Sum s · Wa over positions, and put the column by for its gradient."""
@@ -216,21 +233,11 @@ class Positions(Gather):
     def take(self) -> Parts:
         """The sums over columns of squares of the sums over positions."""
         self._use_gradients()
-        wanted, parts = self.chunk.wanted, Parts()
-        if self._by_gradient:
-            squares = self._squares
-            if squares is None:
-                squares = self._weight.new_zeros(self.chunk.samples, *self._weight.shape)
-            if "trace" in wanted:
-                parts.trace = squares.flatten(1).sum(1)
-            if "own" in wanted:
-                parts.own = squares.flatten(1) @ self._weight.square().flatten()
-            self._taken = squares if self._taken is None else self._taken.add_(squares)
-            self._squares = None
+        parts = Parts()
         for relative in self._relatives:
             setattr(parts, relative.part, relative.take())
-        for name in ("incoming", "outgoing"):
-            if name in wanted:
+        for name in ("trace", "own", "incoming", "outgoing"):
+            if name in self.chunk.wanted:
                 gathered = getattr(self, f"_{name}")
                 setattr(parts, name, gathered.clone())
                 gathered.zero_()
@@ -238,13 +245,13 @@ class Positions(Gather):
 
     def diagonal(self) -> Tensor | None:
         """The squares of G, summed."""
-        if "diagonal" not in self.chunk.wanted or self._taken is None:
+        if "diagonal" not in self.chunk.wanted or self._diagonal is None:
             return None
-        return self._taken.sum(0)
+        return self._apart(self._diagonal)
 
     def size(self) -> Tensor | None:
         """The squares of G, all weighted positively."""
-        return self._size
+        return None if self._size is None else self._apart(self._size)
 
     def gradients(self, columns: Tensor) -> Tensor:
         """The weight's gradient by every sample and column.
@@ -255,41 +262,83 @@ class Positions(Gather):
         Returns:
             The gradients (n, groups, c, out, in, taps).
         """
-        count, layer = columns.shape[1], self.layer
-        _, out, inner, taps = self._weight.shape
-        merged = columns.flatten(0, 1)  # (n * c, folds, ...)
-        if layer.kind == "transposed":
-            cut = self._patched(merged).unflatten(0, (-1, count)).transpose(1, 2)
-            found = cut.flatten(2, 3) @ self._seen.mT  # (n, groups, c * out * taps, in)
-            return found.unflatten(2, (count, out, taps)).mT  # type: ignore[no-any-return]
-        flat = self._flat(merged).unflatten(0, (-1, count)).transpose(1, 2)
-        found = flat.flatten(2, 3) @ self._seen.mT  # (n, groups, c * out, in * taps)
-        parts: Tensor = found.unflatten(2, (count, out)).unflatten(4, (inner, taps))
-        return parts
+        return self._apart(self._products(columns.unbind(1), slice(None)))
+
+    def _products(self, columns: Sequence[Tensor], block: slice) -> Tensor:
+        """The gradients (n, groups, c, out, in * taps) by some samples' columns (n, folds, ...)."""
+        count, out, seen = len(columns), self._weight.shape[1], self._seen[block]
+        if self.layer.kind == "transposed":
+            cut = self._patched(torch.cat([*columns])).unflatten(0, (count, -1))
+            found = cut.movedim(0, 2).flatten(2, 3) @ seen.mT  # (n, groups, c * out * taps, in)
+            taps = self._weight.shape[3]
+            turned: Tensor = found.unflatten(2, (count, out, taps)).mT
+            return turned.flatten(4)
+        flat = [self._flat(column) for column in columns]  # (n, groups, out, positions)
+        if flat[0].stride(-1) == 1:
+            rows = torch.stack(flat, 2).flatten(2, 3)
+        else:  # Channels come last: positions stay in front of them.
+            rows = torch.stack([part.mT for part in flat], 3).flatten(3).mT
+        products: Tensor = (rows @ seen.mT).unflatten(2, (count, out))
+        return products
 
     def _use_gradients(self) -> None:
-        """Turn the columns that were put by into squares and forms."""
+        """Turn the columns that were put by into squares and forms, a few samples at a time."""
         if not self._pending:
             return
-        factors = [factor for _, factor in self._pending]
-        found = self.gradients(torch.stack([column for column, _ in self._pending], dim=1))
+        columns = [column for column, _ in self._pending]
+        factors = self._factors()
         self._pending.clear()
-        wanted, layer = self.chunk.wanted, self.layer
-        for index, factor in enumerate(factors):
-            gradient = found[:, :, index]  # (n, groups, out, in, taps)
-            self._squares = self.chunk.squared(gradient, self._squares, factor)
-            size = self.chunk.size(factor)
-            if size is not None:
-                added = (size @ gradient.flatten(1).square()).view(gradient.shape[1:])
-                self._size = added if self._size is None else self._size + added
-            for relative in self._relatives:
-                relative.use(gradient, factor)
+        each = len(columns) * (columns[0][0].numel() + 2 * self._weight.numel())
+        step = max(_BLOCK // (each * columns[0].element_size()), 1)
+        for start in range(0, self.chunk.samples, step):
+            block = slice(start, start + step)
+            found = self._products([column[block] for column in columns], block)
+            self._gather(found, None if factors is None else factors[block], block)
+
+    def _factors(self) -> Tensor | None:
+        """The weights of the columns that were put by (n, c); None if all are one."""
+        factors = [factor for _, factor in self._pending]
+        if all(factor is None for factor in factors):
+            return None
+        one = self._weight.new_ones(self.chunk.samples)
+        return torch.stack([one if factor is None else factor for factor in factors], 1)
+
+    def _gather(self, found: Tensor, factors: Tensor | None, block: slice) -> None:
+        """Add what the gradients (n, groups, c, out, in * taps) of some samples give."""
+        wanted = self.chunk.wanted
+        for relative in self._relatives if not self._by_positions else ():
+            relative.use(found, factors, block, self._rows)
         if self._forms_by_gradient and {"incoming", "outgoing"} & wanted:
-            forms = (found * self._weight[:, None]).transpose(1, 2)  # (n, c, groups, ...)
-            entering, leaving = layer.incoming(forms), layer.outgoing(forms)
-            for index, factor in enumerate(factors):
-                self.chunk.squared(entering[:, index], self._incoming, factor)
-                self.chunk.squared(leaving[:, index], self._outgoing, factor)
+            forms = found * self._rows(self._weight)[:, None]
+            self._incoming[block] += _weighted(forms.sum(-1), factors)
+            if "outgoing" in wanted:
+                self._outgoing[block] += _weighted(self._apart(forms).sum((3, 5)), factors)
+        squares = found.square_()
+        if factors is not None:
+            sizes = self.chunk.size(factors, block)
+            if sizes is not None:
+                size = (squares * sizes[:, None, :, None, None]).sum((0, 2))
+                self._size = size if self._size is None else self._size + size
+            squares = squares.mul_(factors[:, None, :, None, None])
+        sums = squares.sum(2) if squares.shape[2] > 1 else squares[:, :, 0]  # (n, groups, out, row)
+        if "trace" in wanted:
+            self._trace[block] += sums.flatten(1).sum(1)
+        if "own" in wanted:
+            self._own[block] += sums.flatten(1) @ self._rows(self._weight).square().flatten()
+        if "diagonal" in wanted:
+            total = sums.sum(0)
+            self._diagonal = total if self._diagonal is None else self._diagonal.add_(total)
+
+    def _rows(self, weights: Tensor) -> Tensor:
+        """Weights (..., in, taps) as rows (..., in * taps), in the order of this layer."""
+        return (weights.mT if self._taps_first else weights).flatten(-2)
+
+    def _apart(self, rows: Tensor) -> Tensor:
+        """Rows (..., in * taps) as (..., in, taps)."""
+        inner, taps = self._weight.shape[2:]
+        order = (taps, inner) if self._taps_first else (inner, taps)
+        parts: Tensor = rows.unflatten(-1, order)
+        return parts.mT if self._taps_first else parts
 
     def _summed(self, values: Tensor) -> Tensor:
         """Sum (n, folds, ...) over everything but samples and units."""
@@ -305,9 +354,6 @@ class Positions(Gather):
     def _patched(self, images: Tensor) -> Tensor:
         """What every position sees (n, groups, units / groups * taps, positions)."""
         layer = self.layer
-        padded = any(side for pair in layer.padding for side in pair)
-        if layer.kind == "linear" or (not padded and {*self._kernel, *layer.stride} == {1}):
-            return self._flat(images)
         n, folds = images.shape[:2]
         cut = patches(
             images.flatten(0, 1), self._kernel, layer.stride, layer.padding, layer.dilation
@@ -316,3 +362,20 @@ class Positions(Gather):
             cut = cut.unflatten(0, (n, folds)).movedim(1, -2).flatten(-2)
         grouped: Tensor = cut.unflatten(1, (layer.groups, -1)).flatten(2, 3)
         return grouped
+
+
+def _weighted(forms: Tensor, factors: Tensor | None) -> Tensor:
+    """Square forms (n, groups, c, units) and add them up over columns (n, groups * units)."""
+    squares = forms.square()
+    if factors is not None:
+        squares *= factors[:, None, :, None]
+    return squares.sum(2).flatten(1)
+
+
+def _channels_last(images: Tensor) -> bool:
+    """Whether the channels of images (n, channels, height, width) lie next to each other."""
+    return (
+        images.dim() == 4
+        and not images.is_contiguous()
+        and images.is_contiguous(memory_format=torch.channels_last)
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from itertools import chain
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -35,21 +36,56 @@ def patches(
         tensor([[1., 2.],
                 [2., 3.]])
     """
-    if any(chain.from_iterable(padding)):
-        images = F.pad(images, [side for pair in reversed(padding) for side in pair])
-    images = images.contiguous()
-    space = images.shape[2:]
-    counts = tuple(
-        (size - d * (k - 1) - 1) // s + 1
-        for size, k, s, d in zip(space, kernel, stride, dilation, strict=True)
-    )
-    steps = images.stride()[2:]
+    images = _padded(images, padding).contiguous()
+    counts, kernels, moves = _steps(images, kernel, stride, dilation)
     view = images.as_strided(
-        (*images.shape[:2], *kernel, *counts),
-        (
-            *images.stride()[:2],
-            *(step * d for step, d in zip(steps, dilation, strict=True)),
-            *(step * s for step, s in zip(steps, stride, strict=True)),
-        ),
+        (*images.shape[:2], *kernel, *counts), (*images.stride()[:2], *kernels, *moves)
     )
     return view.reshape(*images.shape[:2], math.prod(kernel), math.prod(counts))
+
+
+def patches_in_rows(
+    images: Tensor,
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    padding: tuple[tuple[int, int], ...],
+    dilation: tuple[int, ...],
+) -> Tensor:
+    """The same patches of images with their channels last, one row for every position.
+
+    Args:
+        images: The images (n, channels, height, width).
+        kernel: The kernel's size along every spatial axis.
+        stride: The steps between patches.
+        padding: The zeros before and after every spatial axis.
+        dilation: The steps within a patch.
+
+    Returns:
+        The patches (n, positions, taps * channels).
+    """
+    images = _padded(images, padding).contiguous(memory_format=torch.channels_last)
+    counts, kernels, moves = _steps(images, kernel, stride, dilation)
+    n, channels = images.shape[:2]
+    view = images.as_strided(
+        (n, *counts, *kernel, channels), (images.stride(0), *moves, *kernels, 1)
+    )
+    return view.reshape(n, math.prod(counts), math.prod(kernel) * channels)
+
+
+def _padded(images: Tensor, padding: tuple[tuple[int, int], ...]) -> Tensor:
+    """Images with their zeros around them."""
+    if not any(chain.from_iterable(padding)):
+        return images
+    return F.pad(images, [side for pair in reversed(padding) for side in pair])
+
+
+def _steps(
+    images: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """How many patches there are along every axis, and the steps within and between them."""
+    sizes = zip(images.shape[2:], images.stride()[2:], kernel, stride, dilation, strict=True)
+    found = [
+        ((size - d * (k - 1) - 1) // s + 1, step * d, step * s) for size, step, k, s, d in sizes
+    ]
+    counts, kernels, moves = zip(*found, strict=True)
+    return counts, kernels, moves

@@ -167,7 +167,7 @@ class Plan:
             if self._many_positions(layer):
                 together = columns_together(layer)
                 taps = math.prod(layer.shape[2:]) if layer.kind != "linear" else 1
-                numbers += taps * inputs + together * outputs + 2 * weights
+                numbers += taps * inputs + together * outputs
                 transient = max(transient, together * (outputs + 2 * weights))
         return numbers + transient
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 
@@ -28,46 +30,55 @@ class Relative:
         if scales is not None:
             weight = weight * scales.reshape(groups, 1, inner, 1)
             each = inverse(scales).reshape(groups, inner, 1)
-            self._inverse = each.expand(groups, inner, taps).flatten(1)  # (groups, in * taps)
+            self._inverse = each.expand(groups, inner, taps)
         rows = weight.flatten(2)
         self._products = rows @ rows.mT  # W Wᵀ, (groups, out, out)
         self._overlaps: Tensor | None = None
         self._total = weight.new_zeros(samples)
 
-    def see(self, seen: Tensor) -> None:
+    def see(self, seen: Tensor, rows: Callable[[Tensor], Tensor]) -> None:
         """Work by positions: ‖Wᵀ s aᵀ‖² = ⟨sᵀ W Wᵀ s, aᵀ a⟩ is cheaper where these are few.
 
         Args:
             seen: What every position sees (n, groups, in * taps, positions).
+            rows: Brings (..., in, taps) to the order of what is seen.
         """
         if self._inverse is not None:
-            seen = seen * self._inverse[:, :, None]
+            seen = seen * rows(self._inverse)[:, :, None]
         self._overlaps = seen.mT @ seen  # (n, groups, positions, positions)
 
     def hear(self, column: Tensor, factor: Tensor | None) -> None:
         """A column at the output (n, groups, out, positions), where it works by positions."""
         assert self._overlaps is not None  # See `see`.
         between = column.mT @ (self._products @ column)
-        self._add(between.mul_(self._overlaps), factor)
+        sums = between.mul_(self._overlaps).flatten(1).sum(1)
+        self._total += sums if factor is None else sums * factor
 
-    def use(self, gradient: Tensor, factor: Tensor | None) -> None:
-        """A gradient (n, groups, out, in, taps), if it does not."""
-        if self._overlaps is None:
-            rows = gradient.flatten(3)
-            if self._inverse is not None:
-                rows = rows * self._inverse[:, None]
-            self._add((self._products @ rows).mul_(rows), factor)
+    def use(
+        self,
+        gradients: Tensor,
+        factors: Tensor | None,
+        block: slice,
+        rows: Callable[[Tensor], Tensor],
+    ) -> None:
+        """Add the gradients of some samples, if it does not.
+
+        Args:
+            gradients: The gradients (n, groups, c, out, in * taps).
+            factors: The columns' weights (n, c), None if all are one.
+            block: Which samples these are.
+            rows: Brings (..., in, taps) to the order of the gradients.
+        """
+        if self._inverse is not None:
+            gradients = gradients * rows(self._inverse)[:, None, None]
+        terms = (self._products[:, None] @ gradients).mul_(gradients).sum((1, 3, 4))  # (n, c)
+        self._total[block] += (terms if factors is None else terms * factors).sum(1)
 
     def take(self) -> Tensor:
         """What every sample adds (n,), since the last time."""
         taken = self._total.clone()
         self._total.zero_()
         return taken
-
-    def _add(self, values: Tensor, factor: Tensor | None) -> None:
-        """Add terms (n, ...), weighted."""
-        sums = values.flatten(1).sum(1)
-        self._total += sums if factor is None else sums * factor
 
 
 def inverse(scales: Tensor) -> Tensor:

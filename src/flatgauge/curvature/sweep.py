@@ -19,6 +19,7 @@ from flatgauge.graph import Handler, ModelGraph, UnsupportedGraphError, in_preci
 from flatgauge.isolation import isolated
 from flatgauge.loss import prediction
 from flatgauge.memory import format_bytes
+from flatgauge.nested import map_tensors
 from flatgauge.output_curvature import Column, Dense, Mixable, OutputCurvature, dense, gradient
 from flatgauge.surface import LossSurface
 
@@ -78,6 +79,7 @@ class Sweeper:
     def __init__(self, surface: LossSurface) -> None:
         self.surface = surface
         self.loss = surface.objective.loss
+        self._subject = surface.subject
         self._plans: dict[Any, Plan] = {}
         with isolated(surface.model, surface.device):
             self.plan = self.plan_for(next(surface.objective.chunks(4)))
@@ -85,7 +87,7 @@ class Sweeper:
     @property
     def _values(self) -> dict[str, Tensor]:
         """All parameters and buffers now."""
-        return self.surface.subject.state
+        return self._subject.state
 
     @property
     def chunk(self) -> int:
@@ -160,10 +162,11 @@ class Sweeper:
         Raises:
             UnsupportedGraphError: If other operations run for some batches than for others.
         """
+        self._subject = self.surface.subject  # Follows the model, once for all chunks.
         with isolated(self.surface.model, self.surface.device):
             for batch in self.surface.objective.chunks(self.chunk):
                 plan = self.plan_for(batch)
-                if plan.signature() != self.plan.signature():
+                if plan is not self.plan and plan.signature() != self.plan.signature():
                     raise UnsupportedGraphError(
                         "the model runs through other operations for some batches than for the "
                         "first; measure batches of one shape at a time."
@@ -241,9 +244,10 @@ class Sweeper:
 
     def _graph(self, batch: Batch) -> ModelGraph:
         """Read the graph from a batch."""
-        subject = self.surface.subject
+        subject = self._subject
         example = batch.rows([0, 0, 0]) if batch.splittable else batch
-        arguments, keywords = subject.arguments(example, with_labels=self.loss.own)
+        called = subject.arguments(example, with_labels=self.loss.own)
+        arguments, keywords = map_tensors(Tensor.contiguous, called)
         model = in_precision(subject.model, subject.dtype)
         with isolated(model, subject.device):  # The exporter's own tensors must not stay in it.
             samples = 3 if batch.splittable else 0
@@ -251,7 +255,7 @@ class Sweeper:
 
     def _planned(self, batch: Batch, shapes: Hashable) -> Plan:
         """Read the graph from a batch, and what can be swept of it."""
-        subject = self.surface.subject
+        subject = self._subject
         key = ("graph", shapes, batch.splittable, self.loss.own)
         # Reading it takes longest, and it is the same under every loss.
         graph = self.surface.origin.recall(key, lambda: self._graph(batch), lasting=True)
@@ -274,7 +278,7 @@ class Sweeper:
 
     def _tried(self, plan: Plan, few: Batch) -> Plan:
         """Try a plan out on a few samples; what does not hold there is taken out of it."""
-        trial = Trial(self.surface.subject, self.inputs_of, with_labels=self.loss.own)
+        trial = Trial(self._subject, self.inputs_of, with_labels=self.loss.own)
         trial.compare_outputs(plan, few)
         try:
             self.curvature(plan, trial.logits(plan, few), few)
@@ -300,13 +304,13 @@ class Sweeper:
         if self.loss.curvature is not None or self.loss.defined is not None:
             return None
         with torch.no_grad():
-            few = self.surface.subject.place(batch.rows(slice(1)))
-            output = self.surface.subject(self.surface.subject.leaves, few, with_labels=False)
+            few = self._subject.place(batch.rows(slice(1)))
+            output = self._subject(self._subject.leaves, few, with_labels=False)
         return None if isinstance(output, Tensor) else "the loss is a function of several outputs"
 
     def inputs_of(self, batch: Batch) -> list[Any]:
         """What the model is called with, flattened."""
-        return pytree.tree_leaves(self.surface.subject.arguments(batch, with_labels=self.loss.own))
+        return pytree.tree_leaves(self._subject.arguments(batch, with_labels=self.loss.own))
 
     def counts_of(self, batch: Batch) -> Tensor:
         """What every sample adds to the denominator of the loss."""

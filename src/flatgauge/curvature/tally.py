@@ -55,21 +55,18 @@ class Tally:
                 _add(self.variances, name, wide(spread.sum(0)))
             total = wide(values.sum(0))
             _add(self.sums, name, total)
-            scale = float(values.abs().max()) or 1.0  # Squares of small numbers vanish.
-            scaled = values / scale
-            squares = wide(scaled.mul_(scaled).sum(0)) * scale * scale
-            _add(self.squares, name, squares)
+            _add(self.squares, name, _squares(values))
             _add(self.products, name, counts[0] * total if even else counts @ wide(values))
             own = wide(values.sum(1) if values.dim() > 1 else values)
             self.samples.setdefault(name, []).append(own)
 
     def add_diagonal(self, diagonal: Tensor) -> None:
         """Add a chunk's diagonal."""
-        self.diagonal = wide(diagonal) if self.diagonal is None else self.diagonal + wide(diagonal)
+        self.diagonal = _added(self.diagonal, diagonal)
 
     def add_size(self, size: Tensor) -> None:
         """Add the size of a chunk's diagonal."""
-        self.size = wide(size) if self.size is None else self.size + wide(size)
+        self.size = _added(self.size, size)
 
     def data_error(self, name: str, counts: Tensor) -> Tensor:
         """The standard error of a part's mean, samples being drawn at random.
@@ -95,6 +92,21 @@ class Tally:
             + mean.square() * counts.square().sum()
         )
         return (residuals.clamp_min(0) * samples / (samples - 1)).sqrt() / total
+
+
+def _squares(values: Tensor) -> Tensor:
+    """The sums of squares over the samples, in double precision."""
+    lowest, highest = torch.aminmax(values)
+    largest = max(-float(lowest), float(highest))
+    if 1e-4 < largest < 1e4:
+        return wide((values * values).sum(0))
+    scale = largest or 1.0  # Squares of small numbers vanish.
+    return wide((values / scale).square_().sum(0)) * scale * scale
+
+
+def _added(total: Tensor | None, part: Tensor) -> Tensor:
+    """A running total of large arrays in double precision, added to in place."""
+    return wide(part).clone() if total is None else total.add_(part.to(total.device))
 
 
 def _add(totals: dict[str, Tensor], name: str, values: Tensor) -> None:

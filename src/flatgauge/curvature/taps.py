@@ -59,11 +59,20 @@ class Chunk:
                 logits, self.leaves, values.to(logits), retain_graph=True, allow_unused=True
             )
 
-    def size(self, factor: Tensor | None) -> Tensor | None:
-        """The size of a column's weight, beside which rounding counts; None if none cancel."""
+    def size(self, factor: Tensor | None, block: slice = slice(None)) -> Tensor | None:
+        """The size of weights (n, ...) of columns, beside which rounding counts.
+
+        Args:
+            factor: The weights of some samples; None if all are one.
+            block: Which samples these are.
+
+        Returns:
+            The sizes; None if none cancel.
+        """
         if self.floor is None or factor is None:
             return None
-        return factor.abs() + self.floor.to(factor)
+        floor = self.floor[block].to(factor)
+        return factor.abs() + floor.reshape((-1,) + (1,) * (factor.dim() - 1))
 
     @staticmethod
     def squared(values: Tensor, total: Tensor | None, factor: Tensor | None) -> Tensor:
