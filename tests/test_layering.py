@@ -22,6 +22,7 @@ LAYERS = [
         "isolation",
         "memory",
         "networks",
+        "double_backward",
         "products",
         "randomness",
         "nodes",

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from flatgauge.double_backward import CheapTwice
 from flatgauge.layout import Layout
 from flatgauge.objective import KEPT, WORKING, Objective
 from flatgauge.products import (
@@ -130,7 +131,8 @@ class SecondOrder:
         """A chunk's first-order graph, and whether it is kept for later products."""
         if position in self._graphs:
             return self._graphs[position], True
-        graph = GradientGraph(function, self._subject.leaves)
+        with CheapTwice():
+            graph = GradientGraph(function, self._subject.leaves)
         if graph.has_dead_end():
             raise DeadEnd(ONCE)
         needed = KEPT * (len(self._graphs) + 1) + WORKING
