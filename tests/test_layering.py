@@ -27,7 +27,7 @@ LAYERS = [
         "nodes",
         "writing",
     ],
-    ["signed_log", "statistics"],
+    ["budget", "signed_log", "statistics"],
     ["drawing"],
     ["truncated"],
     ["graph", "osborne"],

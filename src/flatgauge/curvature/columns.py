@@ -12,8 +12,8 @@ from flatgauge.curvature.factors import Kept, LayerBlock, keeps_gradients
 from flatgauge.curvature.layer_taps import LayerTap
 from flatgauge.curvature.sweep import MOST_COLUMNS, Pass, Sweeper
 
-#: What share of the memory budget columns may take.
-_SHARE = 0.5
+#: What share of what the budget leaves beside vectors columns may take.
+_SHARE = 0.35
 
 
 class Columns:
@@ -83,7 +83,7 @@ def groups_of(sweeper: Sweeper, names: Sequence[str]) -> tuple[list[list[str]], 
         or do not fit.
     """
     surface, plan = sweeper.surface, sweeper.plan
-    room = _SHARE * surface.memory
+    room = _SHARE * surface.budget.free
     columns = plan.outputs_per_sample()
     groups: list[list[str]] = [[]]
     rest, used = [], 0.0

@@ -65,7 +65,10 @@ class Tally:
 
     def add_diagonal(self, diagonal: Tensor) -> None:
         """Add a chunk's diagonal."""
-        self.diagonal = wide(diagonal) if self.diagonal is None else self.diagonal + wide(diagonal)
+        if self.diagonal is None:
+            self.diagonal = wide(diagonal).clone()
+        else:
+            self.diagonal += diagonal.to(self.diagonal.device)
 
     def add_size(self, size: Tensor) -> None:
         """Add the size of a chunk's diagonal."""
