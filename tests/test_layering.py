@@ -45,6 +45,7 @@ LAYERS = [
     ["second_order"],
     ["surface"],
     ["curvature", "evaluation", "examples", "progress", "symmetry"],
+    ["forecast"],
     ["path_space"],
     ["geometry"],
     ["functionals"],

@@ -32,7 +32,7 @@ from flatgauge.second_order import SecondOrder, Turn
 from flatgauge.subject import Subject, computed
 
 #: From which share of the budget on freed memory is given back to the system after every chunk.
-_FULL = 0.5
+_FULL = 0.7
 
 Point = Tensor | Mapping[str, Tensor]
 T = TypeVar("T")
