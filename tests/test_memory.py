@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import gc
+import json
+import os
 import subprocess
 import sys
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
+from zoo import need_data
 
 from flatgauge import LossSurface
 from flatgauge.memory import available, format_bytes, parse_bytes, saved_bytes
@@ -82,39 +86,64 @@ def test_surfaces_leave_no_memory_behind():
         assert leaf() is None
 
 
+#: Runs in a process of its own: what is resident before, the peak above it, and the values.
 PEAK = """
-import re, sys, torch
-from torch import nn
+import gc, json, re, sys, torch
+sys.path.insert(0, sys.argv[1])
 import flatgauge as fg
+from memory_cases import CASES, MEASURES
 
 def status(key):
     return int(re.search(key + r":\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1024
 
 torch.manual_seed(0)
 torch.set_num_threads(1)
-model = nn.Sequential(
-    nn.Conv2d(1, 8, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 16, 5), nn.ReLU(),
-    nn.MaxPool2d(2), nn.Flatten(), nn.Linear(400, 10),
-)
-x, y = torch.randn(2000, 1, 28, 28), torch.randint(0, 10, (2000,))
-few = fg.LossSurface(model, "cross_entropy", (x[:8], y[:8]))
-few.hvp(torch.ones(few.size))  # libraries and kernels are loaded before the count begins
+few = fg.LossSurface(*CASES["few"]())
+fg.measure(few, measures=MEASURES)  # libraries and kernels are loaded before the count begins
+del few
+case = CASES[sys.argv[2]]()
+gc.collect()
 before = status("VmRSS")
 open("/proc/self/clear_refs", "w").write("5")  # forget the peak so far
-surface = fg.LossSurface(model, "cross_entropy", (x, y), memory=sys.argv[1])
-vector = torch.ones(surface.size)
-surface.hvp(vector), surface.hvp(vector), surface.gradient(surface.point)
-print(status("VmHWM") - before, surface.hvp(vector).norm().item())
+surface = fg.LossSurface(*case, memory=sys.argv[3])
+report = fg.measure(surface, measures=sys.argv[4].split(",") if sys.argv[4] else MEASURES)
+values = {name: estimate.value for name, estimate in report.items()}
+print(json.dumps([status("VmHWM") - before, values]))
 """
 
+ON_LINUX = pytest.mark.skipif(sys.platform != "linux", reason="reads the peak from /proc")
+LONG = pytest.mark.skipif(
+    not os.environ.get("FLATGAUGE_LONG"), reason="takes minutes; FLATGAUGE_LONG=1 runs it"
+)
 
-@pytest.mark.skipif(sys.platform != "linux", reason="reads the peak from /proc")
+
+def measured(case, budget, measures=""):
+    """The peak above what was resident before, in MiB, and the values."""
+    folder = str(Path(__file__).parent)
+    words = [sys.executable, "-c", PEAK, folder, case, f"{budget}MiB", measures]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.slow
+@ON_LINUX
 def test_a_budget_is_kept_and_does_not_change_the_answer():
-    peaks, norms = {}, {}
-    for budget in (60, 2000):
-        words = [sys.executable, "-c", PEAK, f"{budget}MiB"]
-        done = subprocess.run(words, capture_output=True, text=True, check=True)
-        peaks[budget], norms[budget] = map(float, done.stdout.split())
-    assert norms[60] == pytest.approx(norms[2000], rel=1e-4)
-    assert peaks[60] < 1.3 * 60
-    assert peaks[2000] > peaks[60]  # with room, graphs are kept
+    quick = "hessian_trace,riemannian_trace,kappa_sum,rho_sum,normalized_sharpness,fisher_rao_norm"
+    found = {}
+    for budget, measures in ((60, quick), (200, quick), (60, "hessian_max_eigenvalue")):
+        peak, values = measured("conv", budget, measures)
+        assert peak <= 1.2 * budget, (budget, measures)
+        found[budget, measures] = values
+    for name, value in found[60, quick].items():
+        assert value == pytest.approx(found[200, quick][name], rel=1e-3), name
+
+
+@pytest.mark.slow
+@LONG
+@ON_LINUX
+@pytest.mark.parametrize(("case", "budget"), [("cifar", 400), ("resnet", 2000)])
+def test_large_data_and_large_models_stay_within_their_budget(case, budget):
+    if case == "cifar":
+        need_data("cifar-10-batches-bin")
+    peak, _ = measured(case, budget)
+    assert peak <= 1.2 * budget

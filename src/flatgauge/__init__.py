@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from flatgauge.comparing import compare
     from flatgauge.datasets import load_dataset
     from flatgauge.estimators import Estimate
+    from flatgauge.forecast import memory_estimate
     from flatgauge.grid import cell
     from flatgauge.guarantees import bounds
     from flatgauge.landscaping import Landscape, Landscapes, landscape
@@ -58,6 +59,7 @@ _HOMES = {
     "landscape": "landscaping",
     "load_dataset": "datasets",
     "measure": "measuring",
+    "memory_estimate": "forecast",
     "spectrum": "spectra",
 }
 
@@ -91,6 +93,7 @@ __all__ = [
     "landscape",
     "load_dataset",
     "measure",
+    "memory_estimate",
     "spectrum",
 ]
 

@@ -13,11 +13,15 @@ from torch import nn
 from flatgauge.datasets import load_dataset
 from flatgauge.losses import NAMED
 from flatgauge.measures import BALANCED, registry
+from flatgauge.memory import SMALLEST, format_bytes, parse_bytes, resident
 from flatgauge.surface import LossSurface
 from flatgauge.symmetry.of_surface import gauge_of
 from flatgauge.symmetry.rescaling import multiply
 from flatgauge.user_code import build_model, resolve
 from flatgauge.weights import load_weights
+
+#: What torch and others load when they are first used (the exporter, solvers). Measured.
+_LIBRARIES = 144 * 2**20
 
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -119,18 +123,40 @@ def open_surfaces(
     samples = load_dataset(
         data, split=split, limit=limit, mean=_numbers("mean", mean), std=_numbers("std", std)
     )
+    room = memory if device.startswith(("cuda", "mps")) else _room(memory, modules)
     surfaces = {
         name: LossSurface(
             module,
             chosen_loss,
             samples,
-            memory=memory,
+            memory=room,
             dtype=None if dtype is None else _DTYPES[dtype],
             weight_decay=weight_decay,
         )
         for name, module in modules.items()
     }
     return surfaces, notes
+
+
+def _room(memory: str, modules: Mapping[str, nn.Module]) -> str | int:
+    """What is left of a bound on the whole process, now that models and data are loaded."""
+    held = resident()
+    if memory == "auto" or held is None:
+        return memory
+    # Every surface has a copy of its model's parameters; its own is part of its budget.
+    sizes = [sum(p.nbytes for p in module.parameters()) for module in modules.values()]
+    copies = sum(sizes) - max(sizes)
+    total = parse_bytes(memory)
+    left = total - held - _LIBRARIES - copies
+    if left < SMALLEST:
+        needed = held + _LIBRARIES + copies + 10 * max(sizes)
+        raise MemoryError(
+            f"`--memory {memory}` bounds the whole process: models, data and libraries hold "
+            f"{format_bytes(held)} of it already, and {format_bytes(_LIBRARIES + copies)} will be "
+            f"loaded yet, so that nothing is left to measure with; give {format_bytes(needed)} or "
+            "more, or take fewer samples with `--limit`."
+        )
+    return left
 
 
 def _modules(

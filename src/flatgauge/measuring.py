@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -14,6 +15,7 @@ from flatgauge.curvature.blocks import block_curvature
 from flatgauge.curvature.surrogate import under_surrogate
 from flatgauge.curvature.taps import PARTS
 from flatgauge.estimators import Estimate
+from flatgauge.forecast import memory_estimate
 from flatgauge.geometry.balanced import balanced_twin
 from flatgauge.measures import BALANCED, Measure
 from flatgauge.progress import Progress, shown
@@ -76,6 +78,10 @@ def measure(
     """
     wanted, keep = checked_request(surface, measures, gauge, seed), as_keeper(save)
     strict = measures is not None  # Asked for by name: the answer may be an error.
+    sweeps = strict and any(set(item.needs) & set(PARTS) for item, _ in wanted)
+    foreseen = memory_estimate(surface, sweep=sweeps)  # What cannot fit is refused before it runs.
+    if progress is True:
+        sys.stderr.write(f"{foreseen}\n")
     with shown(progress, surface) as tell:
         return report_of(surface, wanted, seed=seed, strict=strict, progress=tell, keep=keep)
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import functools
 import math
+import os
 import re
-from collections.abc import Iterable, Iterator
+import sys
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +101,38 @@ def _cgroup(name: str) -> int | None:
     except OSError:
         return None
     return int(text) if text.isdigit() else None
+
+
+def resident() -> int | None:
+    """Bytes of this process that lie in memory now; None where the system does not say."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return None
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def give_back(*, above: int | None = None) -> None:
+    """Return freed memory to the system; the C library keeps what it may need again.
+
+    Pieces of many sizes, freed and taken in turn, otherwise add up to a multiple of what is in use.
+
+    Args:
+        above: Only if more bytes than this are resident; None to do so in any case.
+    """
+    trim = _trim()
+    if trim is None or (above is not None and (resident() or 0) <= above):
+        return
+    trim(0)
+
+
+@functools.cache
+def _trim() -> Callable[[int], int] | None:
+    """The C library's way to return memory; None where it has none."""
+    if not sys.platform.startswith("linux"):
+        return None
+    found: Callable[[int], int] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    return found
 
 
 def saved_bytes(nodes: Iterable[Any], known: Iterable[Tensor]) -> int:

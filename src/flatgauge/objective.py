@@ -14,10 +14,11 @@ from torch import Tensor
 
 from flatgauge.batch import Batch
 from flatgauge.batches import Batches
+from flatgauge.budget import Budget, too_little
 from flatgauge.denominators import find_count
 from flatgauge.isolation import isolated
 from flatgauge.loss import Loss
-from flatgauge.memory import format_bytes, saved_bytes
+from flatgauge.memory import give_back, saved_bytes
 from flatgauge.nested import tensors
 from flatgauge.products import (
     REENTRANT,
@@ -58,6 +59,8 @@ class Objective:
         count: The denominator of the whole data set.
         notes: What was assumed about the loss.
         listener: Called with the number of samples of every chunk that was used.
+        ceiling: Where more bytes than this are resident, memory that was freed is given back to
+            the system between chunks.
     """
 
     def __init__(
@@ -72,6 +75,7 @@ class Objective:
         self._batches = batches
         self._bytes: tuple[float, float] | None = None
         self.listener: Callable[[int], None] | None = None
+        self.ceiling: int | None = None
         with isolated(subject.model, subject.device):
             self._try_out()
             try:
@@ -128,6 +132,8 @@ class Objective:
                 yield self._subject.place(chunk)
             if self.listener is not None:
                 self.listener(chunk.samples)
+            if self.ceiling is not None:
+                give_back(above=self.ceiling)
 
     def under(self, subject: Subject, loss: Loss) -> Objective:
         """The same data under another loss, whose count is known.
@@ -178,11 +184,11 @@ class Objective:
         fixed, each = self._bytes
         return fixed + each * samples
 
-    def fitting_chunk(self, memory: int) -> int:
+    def fitting_chunk(self, budget: Budget) -> int:
         """How many samples to take at once.
 
         Args:
-            memory: The budget in bytes.
+            budget: The budget.
 
         Returns:
             The number of samples.
@@ -191,14 +197,13 @@ class Objective:
             MemoryError: If not even one sample fits the budget.
         """
         one = WORKING * self.graph_bytes(1)
-        if one > memory:
-            raise MemoryError(
-                f"one sample needs about {format_bytes(one)} to be differentiated twice, but the "
-                f"budget is {format_bytes(memory)}; raise `memory=`."
-            )
-        each = self.graph_bytes(1) - self.graph_bytes(0)
+        if one > budget.passes:
+            raise MemoryError(too_little("differentiating one sample twice", one, budget))
+        fixed = self.graph_bytes(0)
+        each = self.graph_bytes(1) - fixed
         wanted = max(_WORKING_SET / each, _SMALLEST_CHUNK)
-        return max(1, min(int(wanted), int(memory / (2 * WORKING) / each), self._batches.samples))
+        fitting = (budget.passes / (2 * WORKING) - fixed) / each
+        return max(1, min(int(wanted), int(fitting), self._batches.samples))
 
     def few(self) -> Batch:
         """A few samples that count, to try things out on."""

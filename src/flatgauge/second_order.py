@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from functools import partial
 from typing import Any
 
@@ -27,16 +28,39 @@ class DeadEnd(Exception):
     """A function cannot be differentiated twice in this way."""
 
 
+class Turn:
+    """Who keeps graphs now, of surfaces that share a budget: one at a time."""
+
+    def __init__(self) -> None:
+        self._owner: weakref.ref[SecondOrder] | None = None
+
+    def take(self, owner: SecondOrder | None) -> None:
+        """Let whoever else keeps graphs let go of them."""
+        before = None if self._owner is None else self._owner()
+        if before is not None and before is not owner:
+            before.release()
+        self._owner = None if owner is None else weakref.ref(owner)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Turn:
+        return self  # Copies of a surface share its budget.
+
+
 class SecondOrder:
     """The best way of differentiating an objective twice, and the graphs it has kept."""
 
     def __init__(
-        self, subject: Subject, objective: Objective, layout: Layout, memory: int, products: str
+        self,
+        subject: Subject,
+        objective: Objective,
+        layout: Layout,
+        products: str,
+        turn: Turn,
     ) -> None:
         self._subject = subject
         self._objective = objective
         self._layout = layout
-        self._memory = memory
+        self._room = 0
+        self.turn = turn
         self._asked = None if products == "auto" else named_method(products)
         self._method = self._asked
         self._complaints: dict[Method, str] = {}
@@ -73,13 +97,14 @@ class SecondOrder:
             self._method = method
         return self._method
 
-    def add(self, columns: Tensor, sums: Tensor, *, chunk: int) -> bool:
+    def add(self, columns: Tensor, sums: Tensor, *, chunk: int, room: int) -> bool:
         """Add the objective's Hessian products with each row of `columns` to `sums`.
 
         Args:
             columns: Vectors (k, p), one per row.
             sums: Where to add the products (k, p).
             chunk: Samples at a time.
+            room: Bytes for the chunk at work and for graphs that are kept.
 
         Returns:
             Whether it was done; if not, only differences of the gradient are left.
@@ -87,6 +112,8 @@ class SecondOrder:
         Raises:
             ValueError: If the way that the user asked for turns out to give wrong products.
         """
+        self._room = room
+        self.turn.take(self)
         vectors = [self._layout.pieces(column) for column in columns]
         while self.method != "differences":
             method, leaves = self.method, self._subject.leaves
@@ -136,7 +163,7 @@ class SecondOrder:
         if graph.has_dead_end():
             raise DeadEnd(ONCE)
         needed = KEPT * (len(self._graphs) + 1) + WORKING
-        keep = needed * self._objective.graph_bytes(chunk) <= self._memory
+        keep = needed * self._objective.graph_bytes(chunk) <= self._room
         if keep:
             self._graphs[position] = graph
         return graph, keep

@@ -19,16 +19,20 @@ from flatgauge.arguments import (
     finite_loss,
 )
 from flatgauge.batches import Batches
+from flatgauge.budget import Budget
 from flatgauge.isolation import ALONE, isolated
 from flatgauge.layout import Layout
 from flatgauge.loss import Loss
 from flatgauge.losses import resolve_loss
-from flatgauge.memory import available, parse_bytes
+from flatgauge.memory import available, parse_bytes, resident
 from flatgauge.objective import Objective
 from flatgauge.precision import wide
 from flatgauge.products import DESCRIPTIONS, difference_product
-from flatgauge.second_order import SecondOrder
+from flatgauge.second_order import SecondOrder, Turn
 from flatgauge.subject import Subject, computed
+
+#: From which share of the budget on freed memory is given back to the system after every chunk.
+_FULL = 0.7
 
 Point = Tensor | Mapping[str, Tensor]
 T = TypeVar("T")
@@ -54,8 +58,9 @@ class LossSurface:
         data: A DataLoader, a data set, any re-iterable of batches, or one ``(inputs, targets)``
             pair. A batch is such a pair or a dict; tuples of inputs are passed as positional,
             dicts as keyword arguments.
-        memory: What passes over the data may take, beyond the data and a few vectors of the
-            model's size: ``"2GiB"``, bytes, or ``"auto"`` for half of what is free.
+        memory: What may be taken on top of what the process holds now: a copy of the parameters,
+            vectors of the model's size, graphs, columns. ``"2GiB"``, bytes, or ``"auto"`` for half
+            of what is free. What does not fit is computed again when it is needed.
         chunk: Samples per pass; None chooses by the memory they need. Results do not depend
             on it.
         dtype: Precision of the computation; None follows the model (half precision is measured
@@ -98,13 +103,16 @@ class LossSurface:
         check_options(chunk, dtype, weight_decay)
         self._loss: Loss = resolve_loss(loss, denominator)
         with ALONE, torch.inference_mode(False):
+            before = resident()
             self._subject = Subject(model, dtype)
             self.memory = available(self.device) // 2 if memory == "auto" else parse_bytes(memory)
             self._batches = Batches(data, room=self.memory // 4, check=check_data)
             self._objective = Objective(self._subject, self._loss, self._batches, denominator)
+            if before is not None and self.device.type == "cpu":
+                self._objective.ceiling = before + int(_FULL * self.memory)
         self._layout = Layout(self._subject.names, self._subject.leaves)
         self._second_order = SecondOrder(
-            self._subject, self._objective, self._layout, self.memory, products
+            self._subject, self._objective, self._layout, products, Turn()
         )
         self._products = products
         self._origin: LossSurface | None = None
@@ -196,8 +204,13 @@ class LossSurface:
         """Samples per pass, chosen at first use from the memory a sample needs."""
         if self._chunk is None:
             with isolated(self.model, self.device):
-                self._chunk = self._objective.fitting_chunk(self.memory)
+                self._chunk = self._objective.fitting_chunk(self.budget)
         return self._chunk
+
+    @property
+    def budget(self) -> Budget:
+        """How the memory budget is shared out."""
+        return Budget(self.memory, self.size, self.dtype.itemsize)
 
     @property
     def product_method(self) -> str:
@@ -306,12 +319,14 @@ class LossSurface:
             if columns.is_inference():
                 columns = columns.clone()
             sums = torch.zeros_like(columns, memory_format=torch.contiguous_format)
-            if not self._second_order.add(columns, sums, chunk=self.chunk):
+            room = self.budget.passes - 2 * (len(columns) - 1) * self.budget.vector
+            if not self._second_order.add(columns, sums, chunk=self.chunk, room=room):
                 for column, product in zip(columns, sums, strict=True):
                     product += difference_product(self.gradient, self.point, column)
             else:
                 sums /= self._objective.count
-                sums += self.weight_decay * columns
+                if self.weight_decay:
+                    sums += self.weight_decay * columns
             if sums.isnan().any() and not columns.isnan().any():
                 check_finite(self._layout.named(sums.T), "second derivative")
         self.matvecs += len(columns)
@@ -369,6 +384,10 @@ class LossSurface:
                 held[key] = compute()
             found: T = held[key]
         return found
+
+    def release_graphs(self) -> None:
+        """Let go of the graphs that this surface, or another with the same budget, has kept."""
+        self._second_order.turn.take(None)
 
     def release(self) -> None:
         """Let go of everything kept for speed; it is computed anew when it is needed."""
@@ -455,9 +474,12 @@ class LossSurface:
                     "LossSurface(model, loss, data)."
                 )
             other._objective = self._objective.under(other._subject, loss)
-            other.memory = self.memory // 2  # This surface may hold graphs as well.
             other._second_order = SecondOrder(
-                other._subject, other._objective, self._layout, other.memory, self._products
+                other._subject,
+                other._objective,
+                self._layout,
+                self._products,
+                self._second_order.turn,
             )
             other._chunk, other.matvecs = self.most_samples, 0
             other._value = other._gradient = None

@@ -83,6 +83,8 @@ def measure(
             keeper.notes, keeper.total = notes, len(wanted or registry)
             (name,) = names_of([(model, weights)])
             keeper.illustrations = {"name": name}
+            if not watched():  # Else the bar tells it.
+                typer.echo(str(fg.memory_estimate(surface)), err=True)
             report = fg.measure(
                 surface, measures=wanted, gauge=gauge, seed=seed, progress=watched(), save=keeper
             )

@@ -168,7 +168,12 @@ Device = Annotated[
 ]
 Memory = Annotated[
     str,
-    typer.Option(metavar="SIZE", help="What may be used, e.g. 2GiB.", rich_help_panel=RUNNING),
+    typer.Option(
+        metavar="SIZE",
+        help="Bound on the memory of the whole process, e.g. 4GiB; half of what is free if not "
+        "given. On a GPU, of what is taken beside model and data.",
+        rich_help_panel=RUNNING,
+    ),
 ]
 Debug = Annotated[
     bool,

@@ -40,7 +40,7 @@ class Block:
         name: The parameter.
         exact: Whether everything here is the definition itself, up to rounding.
         reason: Why it is not.
-        weight: The parameter's value, in double precision.
+        value: The parameter's value.
         values: By part: one number, one per unit, or (the diagonal) one per weight.
         stderr: How far the estimator may be off, by part; zero where exact. Of a diagonal that
             mixtures of columns took part in, it is not known.
@@ -56,13 +56,18 @@ class Block:
     name: str
     exact: bool
     reason: str
-    weight: Tensor
+    value: Tensor
     values: Mapping[str, Tensor]
     stderr: Mapping[str, Tensor] = field(default_factory=dict)
     data_stderr: Mapping[str, Tensor] = field(default_factory=dict)
     samples: Mapping[str, Tensor] = field(default_factory=dict)
     layer: Layer | None = None
     rounding: Tensor | None = None
+
+    @property
+    def weight(self) -> Tensor:
+        """The parameter's value in double precision."""
+        return wide(self.value)
 
     @property
     def squared_norm(self) -> float:
@@ -236,8 +241,9 @@ def _measured(
         for name in names:
             weight, layer = wide(values[name]), plan.layers.get(name)
             penalties = _penalties(weight, layer, scales.get(name), decay)
-            block = _finished(name, weight, layer, swept[name], shares, wanted, penalties)
-            size = swept[name].size
+            tally = swept.pop(name)
+            block = _finished(name, values[name], layer, tally, shares, wanted, penalties)
+            size = tally.size
             if size is not None:
                 rounding = _CANCELLED[surface.dtype] * size / shares.sum()
                 block = replace(block, rounding=rounding)
@@ -259,8 +265,7 @@ def _measured(
         for name, parts in estimates.items():
             means, errors = ({k: scale * v for k, v in part.items()} for part in parts)
             reason, layer = plan.reasons[name], layers.get(name)
-            weight = wide(values[name])
-            found[name] = Block(name, False, reason, weight, means, errors, layer=layer)
+            found[name] = Block(name, False, reason, values[name], means, errors, layer=layer)
     ordered = {name: found[name] for name in surface.names if name in found}
     return Blocks(ordered, wanted, missing, left_out)
 
@@ -307,7 +312,7 @@ def _swept(
 
 def _finished(
     name: str,
-    weight: Tensor,
+    value: Tensor,
     layer: Layer | None,
     tally: Tally,
     shares: Tensor,
@@ -334,7 +339,7 @@ def _finished(
             samples[part] = as_shares(torch.cat(own), shares) + added.sum()
     reason = "by the heaviest columns and mixtures of the rest (`all_columns=True` sweeps all)"
     reason = reason if tally.mixed else ""
-    return Block(name, not tally.mixed, reason, weight, values, stderr, data_stderr, samples, layer)
+    return Block(name, not tally.mixed, reason, value, values, stderr, data_stderr, samples, layer)
 
 
 def _penalties(

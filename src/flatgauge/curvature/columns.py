@@ -12,8 +12,8 @@ from flatgauge.curvature.factors import Kept, LayerBlock, keeps_gradients
 from flatgauge.curvature.layer_taps import LayerTap
 from flatgauge.curvature.sweep import MOST_COLUMNS, Pass, Sweeper
 
-#: What share of the memory budget columns may take.
-_SHARE = 0.5
+#: What share of what the budget leaves beside vectors columns may take.
+_SHARE = 0.35
 
 
 class Columns:
@@ -83,18 +83,12 @@ def groups_of(sweeper: Sweeper, names: Sequence[str]) -> tuple[list[list[str]], 
         or do not fit.
     """
     surface, plan = sweeper.surface, sweeper.plan
-    room = _SHARE * surface.memory
+    room = _SHARE * surface.budget.free
     columns = plan.outputs_per_sample()
     groups: list[list[str]] = [[]]
     rest, used = [], 0.0
     for name in reversed(list(names)):
-        layer = plan.layers[name]
-        outputs = plan.numbers(layer.node)
-        weights = math.prod(layer.shape)
-        each = columns * outputs + plan.numbers(layer.input)
-        if keeps_gradients(layer, outputs):
-            each = columns * weights
-        needed = each * surface.dtype.itemsize * surface.samples
+        needed = column_bytes(sweeper, name)
         if name not in plan.exact or columns > MOST_COLUMNS + 1 or needed > room:
             rest.append(name)
             continue
@@ -104,3 +98,22 @@ def groups_of(sweeper: Sweeper, names: Sequence[str]) -> tuple[list[list[str]], 
         groups[-1].append(name)
         used += needed
     return [group for group in groups if group], rest
+
+
+def column_bytes(sweeper: Sweeper, name: str) -> int:
+    """What the columns of a layer take for all samples.
+
+    Args:
+        sweeper: The sweeper.
+        name: The layer.
+
+    Returns:
+        The number of bytes.
+    """
+    surface, plan = sweeper.surface, sweeper.plan
+    layer, columns = plan.layers[name], plan.outputs_per_sample()
+    outputs = plan.numbers(layer.node)
+    each = columns * outputs + plan.numbers(layer.input)
+    if keeps_gradients(layer, outputs):
+        each = columns * math.prod(layer.shape)
+    return each * surface.dtype.itemsize * surface.samples

@@ -69,7 +69,11 @@ def block_eigenvalues(
 
     def solve(name: str, operator: Operator) -> None:
         pairs = top_eigenvalues(
-            operator, tolerance=tolerance, max_matvecs=max_matvecs, generator=generator
+            operator,
+            tolerance=tolerance,
+            max_matvecs=max_matvecs,
+            basis=surface.budget.basis(operator.shape[0]),
+            generator=generator,
         )
         found[name] = _finished(pairs, operator)
 

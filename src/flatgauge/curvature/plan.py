@@ -152,18 +152,19 @@ class Plan:
     def numbers_per_sample(self) -> int:
         """How many numbers a sweep holds for one sample at most.
 
-        Activations and what is passed back through them, what every layer gathers, and patches,
-        columns and gradients where layers have many positions.
+        Activations and what is passed back through them, what every layer gathers, patches,
+        columns and gradients where layers have many positions, and columns that are to be kept.
 
         Returns:
             The number.
         """
-        numbers = 2 * self.activations_per_sample() + 4 * self.outputs_per_sample()
+        columns = self.outputs_per_sample()
+        numbers = 2 * self.activations_per_sample() + 4 * columns
         transient = 0
         for layer in self.layers.values():
             inputs, outputs = self.numbers(layer.input), self.numbers(layer.node)
             weights = math.prod(layer.shape)
-            numbers += 3 * (inputs + outputs)
+            numbers += (3 + min(columns, 64)) * outputs + 3 * inputs
             if self._many_positions(layer):
                 together = columns_together(layer)
                 taps = math.prod(layer.shape[2:]) if layer.kind != "linear" else 1

@@ -11,6 +11,7 @@ from torch import Generator, Tensor, fx
 from torch.utils import _pytree as pytree
 
 from flatgauge.batch import Batch
+from flatgauge.budget import too_little
 from flatgauge.curvature.plan import Plan, make_plan, without_sweep
 from flatgauge.curvature.taps import Chunk, Tap
 from flatgauge.curvature.trial import Trial
@@ -18,7 +19,6 @@ from flatgauge.estimators.probes import required
 from flatgauge.graph import Handler, ModelGraph, UnsupportedGraphError, in_precision
 from flatgauge.isolation import isolated
 from flatgauge.loss import prediction
-from flatgauge.memory import format_bytes
 from flatgauge.nested import map_tensors
 from flatgauge.output_curvature import Column, Dense, Mixable, OutputCurvature, dense, gradient
 from flatgauge.surface import LossSurface
@@ -55,11 +55,17 @@ class Pass:
     columns: Iterator[Column]
     mixtures: Iterator[Column]
     _chunk: Chunk
-    _logits: Tensor
+    _logits: list[Tensor]
 
     def pass_back(self, column: Column) -> None:
         """Pass one column back through the model; the taps hear it."""
-        self._chunk.pass_back(self._logits, column)
+        self._chunk.pass_back(self._logits[0], column)
+
+    def let_go(self) -> None:
+        """Free the graph now: it and its taps hold each other, and who looped holds the pass."""
+        self._logits.clear()
+        self._chunk.leaves.clear()
+        self.taps.clear()
 
 
 class Sweeper:
@@ -98,15 +104,13 @@ class Sweeper:
         """
         itemsize = self.surface.dtype.itemsize
         each = self.plan.numbers_per_sample() * itemsize
-        if each > self.surface.memory:
-            raise MemoryError(
-                f"sweeping one sample needs about {format_bytes(each)}, but the budget is "
-                f"{format_bytes(self.surface.memory)}; raise `memory=`."
-            )
+        fitting = self.surface.budget.swept // each
+        if fitting < 1:
+            raise MemoryError(too_little("sweeping one sample", each, self.surface.budget))
         room = _WORKING_SET // (2 if self.plan.has_positions() else 1)
         wanted = room // (self.plan.activations_per_sample() * itemsize)
         wanted = self.surface.most_samples or max(wanted, _SMALLEST_CHUNK)
-        return int(min(wanted, self.surface.memory // each, self.surface.samples))
+        return int(min(wanted, fitting, self.surface.samples))
 
     def passes(
         self,
@@ -135,6 +139,7 @@ class Sweeper:
         Raises:
             UnsupportedGraphError: If other operations run for some batches than for others.
         """
+        self.surface.release_graphs()  # The sweep needs their room.
         for plan, batch in self.batches():
             chunk = Chunk(batch.samples, wanted, scales or {})
             taps = plan.taps(chunk, self._values, names)
@@ -151,7 +156,10 @@ class Sweeper:
             columns, mixtures = _split(curvature, all_columns, generator)
             left_out = int(((counted > 0) & (kept == 0)).sum())
             shares = counted * kept
-            yield Pass(list(taps.values()), shares, left_out, columns, mixtures, chunk, logits)
+            found = Pass(list(taps.values()), shares, left_out, columns, mixtures, chunk, [logits])
+            del taps, logits, curvature, columns, mixtures
+            yield found
+            found.let_go()
 
     def batches(self) -> Iterator[tuple[Plan, Batch]]:
         """All data in chunks, each with its plan.

@@ -19,6 +19,10 @@ ROUNDING = 8.0
 """What a product is trusted to, in units of the type's epsilon times the matrix's size."""
 
 
+#: Entries of long vectors that are worked on at a time, where a copy is needed.
+_PIECE = 2**20
+
+
 class Ritz(NamedTuple):
     """Eigenpairs of the matrix as seen from inside a basis.
 
@@ -169,7 +173,10 @@ class Krylov:
     def compress(self, coefficients: Array) -> None:
         """Replace the basis by the given orthonormal combinations of it (thick restart)."""
         kept = coefficients.shape[1]
-        self._basis[:kept] = self.vectors(coefficients)
+        mixing = self._to_torch(coefficients.T)
+        for first in range(0, self.matrix.size, _PIECE):  # Whole, it would be a second basis.
+            piece = self._basis[: self.size, first : first + _PIECE]
+            piece[:kept] = mixing @ piece
         within = coefficients.T @ self._within[: self.size, : self.size] @ coefficients
         beyond = self.outside(coefficients)
         self._within[:] = 0.0
@@ -229,7 +236,8 @@ def lanczos(operator: SupportsMatmul | Matrix, start: Tensor, steps: int) -> Kry
 
 def _norm(vector: Tensor) -> float:
     """Length, summed in float64 so that float32 entries neither over- nor underflow."""
-    return float(torch.linalg.vector_norm(wide(vector)))
+    lengths = [torch.linalg.vector_norm(wide(piece)) for piece in vector.split(_PIECE)]
+    return float(torch.linalg.vector_norm(torch.stack(lengths)))
 
 
 def _eigh(symmetric: Array) -> tuple[Array, Array]:

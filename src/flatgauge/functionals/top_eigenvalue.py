@@ -80,6 +80,7 @@ def top_pair(chart: Chart, tolerance: float, max_matvecs: int, generator: Genera
             chart.curvature(),
             tolerance=tolerance,
             max_matvecs=max_matvecs,
+            basis=chart.surface.budget.basis(),
             generator=generator.clone_state(),
         ),
     )

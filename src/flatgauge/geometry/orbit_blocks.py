@@ -76,7 +76,7 @@ def orbit_blocks(
     estimated = {}
     for name in names:
         means, errors = ({k: scale * v for k, v in part.items()} for part in found[name])
-        reason, weight = swept.missing[name], wide(params[name])
+        reason, weight = swept.missing[name], params[name]
         estimated[name] = Block(name, False, reason, weight, means, errors, layer=layers.get(name))
     blocks = {name: estimated.get(name) or swept[name] for name in surface.names}
     return Blocks(blocks, swept.parts, left_out=left_out)

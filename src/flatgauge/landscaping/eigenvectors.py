@@ -19,7 +19,8 @@ class AlongEigenvectors(Straight):
 
     def drawn(self, dims: int, generator: Generator) -> list[Tensor]:
         """The eigenvectors of the largest eigenvalues, largest first."""
-        pairs = top_eigenvalues(Hessian(self.surface), count=dims, generator=generator)
+        basis = self.surface.budget.basis(count=dims)
+        pairs = top_eigenvalues(Hessian(self.surface), count=dims, basis=basis, generator=generator)
         names = [f"eigenvalue {number + 1}" for number in range(dims)]
         self.details = dict(zip(names, pairs.values.tolist(), strict=True))
         if not pairs.converged:
