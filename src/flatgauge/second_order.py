@@ -41,6 +41,12 @@ class Turn:
             before.release()
         self._owner = None if owner is None else weakref.ref(owner)
 
+    def make_room(self, room: float) -> None:
+        """Let whoever keeps graphs let go of them, if they take more bytes than there is room."""
+        owner = None if self._owner is None else self._owner()
+        if owner is not None and owner.kept > room:
+            self.take(None)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Turn:
         return self  # Copies of a surface share its budget.
 
@@ -65,6 +71,7 @@ class SecondOrder:
         self._method = self._asked
         self._complaints: dict[Method, str] = {}
         self._graphs: dict[int, GradientGraph] = {}
+        self.kept = 0.0  # bytes of the graphs
 
     @property
     def notes(self) -> list[str]:
@@ -79,7 +86,7 @@ class SecondOrder:
     def __deepcopy__(self, memo: dict[int, Any]) -> SecondOrder:
         """A copy without the graphs, which belong to the old parameters."""
         twin = memo[id(self)] = type(self).__new__(type(self))
-        state = {**self.__dict__, "_graphs": {}}
+        state = {**self.__dict__, "_graphs": {}, "kept": 0.0}
         twin.__dict__.update({name: copy.deepcopy(part, memo) for name, part in state.items()})
         return twin
 
@@ -153,6 +160,7 @@ class SecondOrder:
     def release(self) -> None:
         """Let go of all graphs."""
         self._graphs.clear()
+        self.kept = 0.0
 
     def _graph(self, position: int, function: Function, chunk: int) -> tuple[GradientGraph, bool]:
         """A chunk's first-order graph, and whether it is kept for later products."""
@@ -166,6 +174,7 @@ class SecondOrder:
         keep = needed * self._objective.graph_bytes(chunk) <= self._room
         if keep:
             self._graphs[position] = graph
+            self.kept += KEPT * self._objective.graph_bytes(chunk)
         return graph, keep
 
 

@@ -385,9 +385,13 @@ class LossSurface:
             found: T = held[key]
         return found
 
-    def release_graphs(self) -> None:
-        """Let go of the graphs that this surface, or another with the same budget, has kept."""
-        self._second_order.turn.take(None)
+    def make_room(self, needed: float) -> None:
+        """Let go of kept graphs, of this surface or another with the same budget, if need be.
+
+        Args:
+            needed: The bytes that must fit the budget beside them.
+        """
+        self._second_order.turn.make_room(self.budget.free - needed)
 
     def release(self) -> None:
         """Let go of everything kept for speed; it is computed anew when it is needed."""

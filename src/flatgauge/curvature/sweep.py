@@ -139,7 +139,9 @@ class Sweeper:
         Raises:
             UnsupportedGraphError: If other operations run for some batches than for others.
         """
-        self.surface.release_graphs()  # The sweep needs their room.
+        each = self.plan.numbers_per_sample() * self.surface.dtype.itemsize
+        beside = self.surface.budget.free / 2 if "columns" in wanted else 0
+        self.surface.make_room(each * self.chunk + beside)
         for plan, batch in self.batches():
             chunk = Chunk(batch.samples, wanted, scales or {})
             taps = plan.taps(chunk, self._values, names)
