@@ -18,6 +18,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 #: states, attention kernels) belongs to the process.
 ALONE = threading.RLock()
 
+#: The models that are isolated now, the last one innermost.
+_ISOLATED: list[nn.Module] = []
+
 
 @contextmanager
 def isolated(model: nn.Module, device: torch.device) -> Iterator[None]:
@@ -39,6 +42,7 @@ def isolated(model: nn.Module, device: torch.device) -> Iterator[None]:
     """
     with ALONE, ExitStack() as stack:
         restore = _snapshot(model)
+        _ISOLATED.append(model)
         try:
             stack.enter_context(preserved_randomness(device))
             stack.enter_context(torch.inference_mode(False))
@@ -55,7 +59,13 @@ def isolated(model: nn.Module, device: torch.device) -> Iterator[None]:
                 _prepare(module)
             yield
         finally:
+            _ISOLATED.pop()
             restore()
+
+
+def is_isolated() -> bool:
+    """Whether some model is isolated: its attributes may be those of a pass, not its own."""
+    return bool(_ISOLATED)
 
 
 def _prepare(module: nn.Module) -> None:

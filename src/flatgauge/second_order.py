@@ -126,6 +126,11 @@ class SecondOrder:
         """Let go of all graphs."""
         self._graphs.clear()
 
+    def forget(self) -> None:
+        """Try out anew how to differentiate twice: the model runs other code."""
+        self.release()
+        self._method, self._complaints = self._asked, {}
+
     def _graph(self, position: int, function: Function, chunk: int) -> tuple[GradientGraph, bool]:
         """A chunk's first-order graph, and whether it is kept for later products."""
         if position in self._graphs:

@@ -19,8 +19,9 @@ from flatgauge.arguments import (
     finite_loss,
 )
 from flatgauge.batches import Batches
-from flatgauge.isolation import ALONE, isolated
+from flatgauge.isolation import ALONE, is_isolated, isolated
 from flatgauge.layout import Layout
+from flatgauge.likeness import known_likeness
 from flatgauge.loss import Loss
 from flatgauge.losses import resolve_loss
 from flatgauge.memory import available, parse_bytes
@@ -42,9 +43,10 @@ class LossSurface:
     with the model in eval mode. Vectors are flat, in the order of ``names``; ``split`` names
     their parts. The model is never moved and never left changed: parameters, ``.grad``, buffers,
     train/eval mode, hooks and random states stay as they are, also after an exception. Change
-    the model's parameters and the surface notices at the next call. Hooks that alter gradients in
-    the backward pass are no part of the function and are left out. Threads may share a model: one
-    measures at a time.
+    the model's parameters and the surface notices at the next call; change a setting of it (a
+    flag, a module, a hook) and it notices when it is measured, or asked for its value. Hooks
+    that alter gradients in the backward pass are no part of the function and are left out.
+    Threads may share a model: one measures at a time.
 
     Args:
         model: A ``torch.nn.Module`` (DDP- or compile-wrapped is fine).
@@ -116,6 +118,7 @@ class LossSurface:
         self._gradient: Tensor | None = None
         self._recalled: dict[Hashable, Any] = {}
         self._lasting: dict[Hashable, Any] = {}
+        self._likeness: Any = None
 
     @property
     def subject(self) -> Subject:
@@ -223,6 +226,8 @@ class LossSurface:
         Raises:
             ValueError: If the loss at the model's own parameters is not finite.
         """
+        if point is None:
+            self._recognise()
         with isolated(self.model, self.device), torch.no_grad():
             self._follow()
             if point is None and self._value is not None:
@@ -258,6 +263,8 @@ class LossSurface:
         Raises:
             ValueError: If the loss or gradient at the model's own parameters is not finite.
         """
+        if point is None:
+            self._recognise()
         with isolated(self.model, self.device):
             self._follow()
             if point is None and self._gradient is not None and self._value is not None:
@@ -362,6 +369,8 @@ class LossSurface:
         Returns:
             The same object until the parameters change, or until `release`.
         """
+        if lasting:
+            self._recognise()
         with ALONE, torch.inference_mode(False):
             self._follow()
             held = self._lasting if lasting else self._recalled
@@ -473,6 +482,7 @@ class LossSurface:
         memo |= computed(self.model)
         # What is kept is to be computed anew.
         held = self.__dict__ | {"_recalled": {}, "_lasting": {}, "_origin": None}
+        held["_likeness"] = None
         twin.__dict__.update(copy.deepcopy(held, memo))
         return twin
 
@@ -488,6 +498,21 @@ class LossSurface:
             self._second_order.release()
             self._recalled.clear()
             self._value = self._gradient = None
+
+    def _recognise(self) -> None:
+        """Notice a model that runs other code, or under other settings: forget everything."""
+        with ALONE:
+            if is_isolated():
+                return
+            found = known_likeness(self.model)
+            if self._likeness is not None and found != self._likeness:
+                self._second_order.forget()
+                self._objective.forget_costs()
+                self._chunk = self.most_samples
+                self._recalled.clear()
+                self._lasting.clear()
+                self._value = self._gradient = None
+            self._likeness = found
 
     def _leaves(self, point: Point | None) -> Sequence[Tensor]:
         """The leaves to differentiate by at a point."""
