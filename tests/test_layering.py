@@ -14,6 +14,8 @@ ROOT = Path(flatgauge.__file__).parent
 
 #: From the ground up; a module may import only from lines above its own, or from its own unit.
 LAYERS = [
+    ["code_names"],
+    ["compiled"],
     [
         "arguments",
         "nested",

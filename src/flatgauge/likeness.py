@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import dis
 import enum
 import functools
 import hashlib
 import inspect
-import sys
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -17,6 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from flatgauge.code_names import closed_over, installed, names_in
 
 #: Values that are the same where they are equal and of one type.
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), slice)
@@ -39,9 +39,6 @@ _BOOKKEEPING = frozenset(
         "_load_state_dict_post_hooks",
     }
 )
-
-#: Instructions that read a global.
-_LOADS = ("LOAD_GLOBAL", "LOAD_NAME")
 
 #: Objects that are looked into at most; a model that holds more has no key.
 _MOST = 100_000
@@ -176,7 +173,7 @@ class _Reader:
         for base in kind.__mro__[:-1]:
             if base is nn.Module:
                 break
-            if not _installed(base.__module__):
+            if not installed(base.__module__):
                 parts += [
                     (name, self._mentioned(value))
                     for name, value in list(vars(base).items())
@@ -188,11 +185,11 @@ class _Reader:
 
     def _function(self, function: types.FunctionType) -> Any:
         """A function: its code, what it closes over, and the globals that it names."""
-        cells = tuple(_content(cell) for cell in function.__closure__ or ())
-        if _installed(function.__module__):
+        cells = closed_over(function)
+        if installed(function.__module__):
             return function.__code__, self.of(cells)
         held = self.of((function.__defaults__, function.__kwdefaults__, cells))
-        named = self._named(function.__globals__, *_names(function.__code__))
+        named = self._named(function.__globals__, *names_in(function.__code__))
         return function.__code__, held, tuple(named)
 
     def _named(
@@ -201,7 +198,7 @@ class _Reader:
         """What code finds under names in a module, and in the modules that are found there."""
         for name in sorted(names & table.keys()):
             value = table[name]
-            if isinstance(value, types.ModuleType) and not _installed(value.__name__):
+            if isinstance(value, types.ModuleType) and not installed(value.__name__):
                 inner = self._named(vars(value), attributes, frozenset())
                 yield name, value, tuple(inner)
             else:
@@ -271,35 +268,6 @@ def _embeds(module: nn.Module) -> bool:
 
 def _digest(array: Any) -> bytes:
     return hashlib.blake2b(memoryview(array).cast("B"), digest_size=16).digest()
-
-
-@functools.cache
-def _installed(module: str | None) -> bool:
-    """Whether code is Python's, this library's, or of an installed package: it does not change."""
-    top = (module or "").partition(".")[0]
-    if top in ("torch", "flatgauge", *sys.stdlib_module_names) and top != "__main__":
-        return True
-    path = getattr(sys.modules.get(top), "__file__", None) or ""
-    return "site-packages" in path or "dist-packages" in path
-
-
-def _content(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # Not filled yet.
-        return cell
-
-
-@functools.lru_cache(maxsize=4096)
-def _names(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
-    """The globals that a function and the functions inside it read, and all names in them."""
-    loads = {i.argval for i in dis.get_instructions(code) if i.opname in _LOADS}
-    every = set(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            inner, names = _names(constant)
-            loads, every = loads | inner, every | names
-    return frozenset(loads), frozenset(every)
 
 
 def _slots(kind: type) -> bool:

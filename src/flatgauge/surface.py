@@ -26,7 +26,7 @@ from flatgauge.loss import Loss
 from flatgauge.losses import resolve_loss
 from flatgauge.memory import available, parse_bytes
 from flatgauge.objective import Objective
-from flatgauge.precision import wide
+from flatgauge.precision import Sums, wide
 from flatgauge.products import DESCRIPTIONS, difference_product
 from flatgauge.second_order import SecondOrder
 from flatgauge.subject import Subject, computed
@@ -270,13 +270,14 @@ class LossSurface:
             if point is None and self._gradient is not None and self._value is not None:
                 return self._value, self._gradient.clone()
             leaves, total = self._leaves(point), 0.0
-            sums = torch.zeros(self.size, dtype=self.dtype, device=self.device)
+            sums = Sums(torch.zeros(self.size, dtype=self.dtype, device=self.device))
             for chunk in self._objective.chunks(self.chunk):
                 loss, pieces = self._objective.total_and_gradient(leaves, chunk)
                 total += loss
-                self._layout.add(sums, pieces)
+                self._layout.add(sums.near, pieces)
+                sums.settle()
             value = total / self._objective.count + self.penalty(leaves)
-            gradient = sums / self._objective.count
+            gradient = (sums.total() / self._objective.count).to(self.dtype)
             if self.weight_decay:
                 gradient += self.weight_decay * self._layout.flat([x.detach() for x in leaves])
             if point is None:
@@ -313,10 +314,12 @@ class LossSurface:
             if columns.is_inference():
                 columns = columns.clone()
             sums = torch.zeros_like(columns, memory_format=torch.contiguous_format)
-            if not self._second_order.add(columns, sums, chunk=self.chunk):
+            added = self._second_order.add(columns, sums, chunk=self.chunk)
+            if added is None:
                 for column, product in zip(columns, sums, strict=True):
                     product += difference_product(self.gradient, self.point, column)
             else:
+                sums = added
                 sums /= self._objective.count
                 sums += self.weight_decay * columns
             if sums.isnan().any() and not columns.isnan().any():
