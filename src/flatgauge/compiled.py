@@ -68,7 +68,8 @@ def compiled_parts(model: nn.Module) -> list[str]:
             found[path] = None
             continue
         for name, value in vars(module).items():
-            found |= dict.fromkeys(_in(value, f"{path}.{name}".lstrip("."), seen))
+            if isinstance(value, (types.FunctionType, types.MethodType)):
+                found |= dict.fromkeys(_in(value, f"{path}.{name}".lstrip("."), seen))
         if id(type(module)) in seen:
             continue
         seen.add(id(type(module)))
