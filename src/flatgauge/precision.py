@@ -21,8 +21,8 @@ def wide(tensor: Tensor) -> Tensor:
 class Sums:
     """Vectors summed over chunks: a few in their own precision, and those sums in double.
 
-    Single precision alone loses digits with every chunk; double precision alone costs as much as a
-    small chunk's products, as torch adds numbers of two precisions slowly.
+    Single precision alone loses digits with every chunk; double precision alone can cost a
+    third of a small chunk's product, as torch adds numbers of two precisions slowly.
 
     Attributes:
         near: Where the next chunks are added.
