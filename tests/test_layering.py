@@ -14,12 +14,15 @@ ROOT = Path(flatgauge.__file__).parent
 
 #: From the ground up; a module may import only from lines above its own, or from its own unit.
 LAYERS = [
+    ["code_names"],
+    ["compiled"],
     [
         "arguments",
         "nested",
         "precision",
         "layout",
         "isolation",
+        "likeness",
         "memory",
         "networks",
         "double_backward",
@@ -32,6 +35,7 @@ LAYERS = [
     ["drawing"],
     ["truncated"],
     ["graph", "osborne"],
+    ["exports"],
     ["output_curvature", "layers", "matrix_scaling", "meetings", "path_sums"],
     ["loss"],
     ["label_losses"],

@@ -9,7 +9,6 @@ print(fg.measure(surface))
 from __future__ import annotations
 
 import importlib
-from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -100,6 +99,8 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
+        from importlib import metadata  # Slow to load, and seldom needed.
+
         return metadata.version(__name__)
     if name in _PACKAGES:
         return importlib.import_module(f"{__name__}.{name}")

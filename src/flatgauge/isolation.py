@@ -6,17 +6,21 @@ import random
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Any
+from contextlib import ExitStack, contextmanager
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from flatgauge.compiled import eager
+
 #: One thread at a time. One lock for all models, as much of what is set and put back (random
 #: states, attention kernels) belongs to the process.
 ALONE = threading.RLock()
+
+#: The models that are isolated now, the last one innermost.
+_ISOLATED: list[nn.Module] = []
 
 
 @contextmanager
@@ -39,6 +43,7 @@ def isolated(model: nn.Module, device: torch.device) -> Iterator[None]:
     """
     with ALONE, ExitStack() as stack:
         restore = _snapshot(model)
+        _ISOLATED.append(model)
         try:
             stack.enter_context(preserved_randomness(device))
             stack.enter_context(torch.inference_mode(False))
@@ -46,8 +51,7 @@ def isolated(model: nn.Module, device: torch.device) -> Iterator[None]:
             if torch.amp.is_autocast_available(device.type):
                 stack.enter_context(torch.autocast(device.type, enabled=False))
             stack.enter_context(sdpa_kernel(SDPBackend.MATH))
-            if any(getattr(m, "_compiled_call_impl", None) is not None for m in model.modules()):
-                stack.enter_context(_eager())
+            stack.enter_context(eager(model))
             fast = torch.backends.mha.get_fastpath_enabled()
             stack.callback(torch.backends.mha.set_fastpath_enabled, fast)
             torch.backends.mha.set_fastpath_enabled(False)  # It rounds, and pads, differently.
@@ -55,7 +59,13 @@ def isolated(model: nn.Module, device: torch.device) -> Iterator[None]:
                 _prepare(module)
             yield
         finally:
+            _ISOLATED.pop()
             restore()
+
+
+def is_isolated() -> bool:
+    """Whether some model is isolated: its attributes may be those of a pass, not its own."""
+    return bool(_ISOLATED)
 
 
 def _prepare(module: nn.Module) -> None:
@@ -86,18 +96,6 @@ def _snapshot(model: nn.Module) -> Callable[[], None]:
                 table.update(before)
 
     return restore
-
-
-def _eager() -> AbstractContextManager[Any]:
-    """Run compiled calls eagerly. Asked only where needed: importing the compiler is slow."""
-    set_stance = getattr(torch.compiler, "set_stance", None)
-    if set_stance is None:
-        raise TypeError(
-            "`model` was compiled in place (`model.compile()`), and a compiled graph has no second "
-            "derivative; pass a copy that was not compiled, or use torch 2.6 or later."
-        )
-    stance: AbstractContextManager[Any] = set_stance("force_eager")
-    return stance
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from torch import Tensor
 from flatgauge.double_backward import CheapTwice
 from flatgauge.layout import Layout
 from flatgauge.objective import KEPT, WORKING, Objective
+from flatgauge.precision import Sums
 from flatgauge.products import (
     DESCRIPTIONS,
     METHODS,
@@ -104,17 +105,18 @@ class SecondOrder:
             self._method = method
         return self._method
 
-    def add(self, columns: Tensor, sums: Tensor, *, chunk: int, room: int) -> bool:
-        """Add the objective's Hessian products with each row of `columns` to `sums`.
+    def add(self, columns: Tensor, zeros: Tensor, *, chunk: int, room: int) -> Tensor | None:
+        """Sum the objective's Hessian products with each row of `columns`.
 
         Args:
             columns: Vectors (k, p), one per row.
-            sums: Where to add the products (k, p).
+            zeros: Where to add the products (k, p); zeros again where it fails.
             chunk: Samples at a time.
             room: Bytes for the chunk at work and for graphs that are kept.
 
         Returns:
-            Whether it was done; if not, only differences of the gradient are left.
+            The sums (k, p), in double precision if there are many chunks; None if only
+            differences of the gradient are left.
 
         Raises:
             ValueError: If the way that the user asked for turns out to give wrong products.
@@ -122,6 +124,7 @@ class SecondOrder:
         self._room = room
         self.turn.take(self)
         vectors = [self._layout.pieces(column) for column in columns]
+        sums = Sums(zeros)
         while self.method != "differences":
             method, leaves = self.method, self._subject.leaves
             try:
@@ -134,33 +137,40 @@ class SecondOrder:
                         "`products='auto'` or 'differences'."
                     ) from error
                 self._complaints[method], self._method = str(error), None
-                sums.zero_()
+                sums.clear()
             else:
-                return True
-        return False
+                return sums.total()
+        return None
 
-    def _add(self, method: Method, vectors: list[list[Tensor]], sums: Tensor, chunk: int) -> None:
+    def _add(self, method: Method, vectors: list[list[Tensor]], sums: Sums, chunk: int) -> None:
         """Add the products chunk by chunk."""
         leaves = self._subject.leaves
         for position, batch in enumerate(self._objective.chunks(chunk)):
             function = partial(self._objective.total, chunk=batch)
             if method == "forward":
-                for vector, total in zip(vectors, sums, strict=True):
+                for vector, total in zip(vectors, sums.near, strict=True):
                     try:
                         product = forward_product(function, leaves, vector)
                     except (RuntimeError, NotImplementedError) as error:
                         raise DeadEnd(str(error).strip().splitlines()[0]) from error
                     self._layout.add(total, product)
+                sums.settle()
                 continue
             graph, kept = self._graph(position, function, chunk)
-            for index, (vector, total) in enumerate(zip(vectors, sums, strict=True)):
+            for index, (vector, total) in enumerate(zip(vectors, sums.near, strict=True)):
                 last = not kept and index == len(vectors) - 1
                 self._layout.add(total, graph.product(vector, last=last))
+            sums.settle()
 
     def release(self) -> None:
         """Let go of all graphs."""
         self._graphs.clear()
         self.kept = 0.0
+
+    def forget(self) -> None:
+        """Try out anew how to differentiate twice: the model runs other code."""
+        self.release()
+        self._method, self._complaints = self._asked, {}
 
     def _graph(self, position: int, function: Function, chunk: int) -> tuple[GradientGraph, bool]:
         """A chunk's first-order graph, and whether it is kept for later products."""

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from flatgauge.batch import Batch
+from flatgauge.compiled import compiled_parts, in_words, is_compiled
 from flatgauge.nested import map_tensors, tensors
 
 #: Single-precision numbers in a vector register.
@@ -49,6 +50,11 @@ class Subject:
     def __init__(self, model: Any, dtype: torch.dtype | None) -> None:
         self.notes: list[str] = []
         self.model = unwrapped(model)
+        if parts := [""] if is_compiled(model) else compiled_parts(self.model):
+            self.notes.append(
+                f"compiled by torch.compile: {in_words(parts)}; measured without, as a compiled "
+                "backward pass has no derivative"
+            )
         parameters = _trainable(self.model)
         self.names = tuple(parameters)
         self.device = _single_device(parameters)

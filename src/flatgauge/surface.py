@@ -20,13 +20,14 @@ from flatgauge.arguments import (
 )
 from flatgauge.batches import Batches
 from flatgauge.budget import Budget
-from flatgauge.isolation import ALONE, isolated
+from flatgauge.isolation import ALONE, is_isolated, isolated
 from flatgauge.layout import Layout
+from flatgauge.likeness import known_likeness
 from flatgauge.loss import Loss
 from flatgauge.losses import resolve_loss
 from flatgauge.memory import available, parse_bytes, resident
 from flatgauge.objective import Objective
-from flatgauge.precision import wide
+from flatgauge.precision import Sums, wide
 from flatgauge.products import DESCRIPTIONS, difference_product
 from flatgauge.second_order import SecondOrder, Turn
 from flatgauge.subject import Subject, computed
@@ -46,9 +47,10 @@ class LossSurface:
     with the model in eval mode. Vectors are flat, in the order of ``names``; ``split`` names
     their parts. The model is never moved and never left changed: parameters, ``.grad``, buffers,
     train/eval mode, hooks and random states stay as they are, also after an exception. Change
-    the model's parameters and the surface notices at the next call. Hooks that alter gradients in
-    the backward pass are no part of the function and are left out. Threads may share a model: one
-    measures at a time.
+    the model's parameters and the surface notices at the next call; change a setting of it (a
+    flag, a module, a hook) and it notices when it is measured, or asked for its value. Hooks
+    that alter gradients in the backward pass are no part of the function and are left out.
+    Threads may share a model: one measures at a time.
 
     Args:
         model: A ``torch.nn.Module`` (DDP- or compile-wrapped is fine).
@@ -124,6 +126,7 @@ class LossSurface:
         self._gradient: Tensor | None = None
         self._recalled: dict[Hashable, Any] = {}
         self._lasting: dict[Hashable, Any] = {}
+        self._likeness: Any = None
 
     @property
     def subject(self) -> Subject:
@@ -236,6 +239,8 @@ class LossSurface:
         Raises:
             ValueError: If the loss at the model's own parameters is not finite.
         """
+        if point is None:
+            self._recognise()
         with isolated(self.model, self.device), torch.no_grad():
             self._follow()
             if point is None and self._value is not None:
@@ -271,18 +276,21 @@ class LossSurface:
         Raises:
             ValueError: If the loss or gradient at the model's own parameters is not finite.
         """
+        if point is None:
+            self._recognise()
         with isolated(self.model, self.device):
             self._follow()
             if point is None and self._gradient is not None and self._value is not None:
                 return self._value, self._gradient.clone()
             leaves, total = self._leaves(point), 0.0
-            sums = torch.zeros(self.size, dtype=self.dtype, device=self.device)
+            sums = Sums(torch.zeros(self.size, dtype=self.dtype, device=self.device))
             for chunk in self._objective.chunks(self.chunk):
                 loss, pieces = self._objective.total_and_gradient(leaves, chunk)
                 total += loss
-                self._layout.add(sums, pieces)
+                self._layout.add(sums.near, pieces)
+                sums.settle()
             value = total / self._objective.count + self.penalty(leaves)
-            gradient = sums / self._objective.count
+            gradient = (sums.total() / self._objective.count).to(self.dtype)
             if self.weight_decay:
                 gradient += self.weight_decay * self._layout.flat([x.detach() for x in leaves])
             if point is None:
@@ -320,10 +328,12 @@ class LossSurface:
                 columns = columns.clone()
             sums = torch.zeros_like(columns, memory_format=torch.contiguous_format)
             room = self.budget.passes - 2 * (len(columns) - 1) * self.budget.vector
-            if not self._second_order.add(columns, sums, chunk=self.chunk, room=room):
+            added = self._second_order.add(columns, sums, chunk=self.chunk, room=room)
+            if added is None:
                 for column, product in zip(columns, sums, strict=True):
                     product += difference_product(self.gradient, self.point, column)
             else:
+                sums = added
                 sums /= self._objective.count
                 if self.weight_decay:
                     sums += self.weight_decay * columns
@@ -377,6 +387,8 @@ class LossSurface:
         Returns:
             The same object until the parameters change, or until `release`.
         """
+        if lasting:
+            self._recognise()
         with ALONE, torch.inference_mode(False):
             self._follow()
             held = self._lasting if lasting else self._recalled
@@ -499,6 +511,7 @@ class LossSurface:
         memo |= computed(self.model)
         # What is kept is to be computed anew.
         held = self.__dict__ | {"_recalled": {}, "_lasting": {}, "_origin": None}
+        held["_likeness"] = None
         twin.__dict__.update(copy.deepcopy(held, memo))
         return twin
 
@@ -514,6 +527,21 @@ class LossSurface:
             self._second_order.release()
             self._recalled.clear()
             self._value = self._gradient = None
+
+    def _recognise(self) -> None:
+        """Notice a model that runs other code, or under other settings: forget everything."""
+        with ALONE:
+            if is_isolated():
+                return
+            found = known_likeness(self.model)
+            if self._likeness is not None and found != self._likeness:
+                self._second_order.forget()
+                self._objective.forget_costs()
+                self._chunk = self.most_samples
+                self._recalled.clear()
+                self._lasting.clear()
+                self._value = self._gradient = None
+            self._likeness = found
 
     def _leaves(self, point: Point | None) -> Sequence[Tensor]:
         """The leaves to differentiate by at a point."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib import metadata
 from typing import Annotated
 
 import typer
@@ -32,6 +31,8 @@ _TEACHING = (ValueError, TypeError, OSError, ImportError, MemoryError, Attribute
 def _version(asked: bool) -> None:
     """Print the version and end."""
     if asked:
+        from importlib import metadata
+
         typer.echo(metadata.version("flatgauge"))
         raise typer.Exit
 

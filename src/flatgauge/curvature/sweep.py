@@ -16,6 +16,7 @@ from flatgauge.curvature.plan import Plan, make_plan, without_sweep
 from flatgauge.curvature.taps import Chunk, Tap
 from flatgauge.curvature.trial import Trial
 from flatgauge.estimators.probes import required
+from flatgauge.exports import graph_of
 from flatgauge.graph import Handler, ModelGraph, UnsupportedGraphError, in_precision
 from flatgauge.isolation import isolated
 from flatgauge.loss import prediction
@@ -261,7 +262,7 @@ class Sweeper:
         model = in_precision(subject.model, subject.dtype)
         with isolated(model, subject.device):  # The exporter's own tensors must not stay in it.
             samples = 3 if batch.splittable else 0
-            return ModelGraph(model, arguments, keywords, samples, prediction)
+            return graph_of(model, arguments, keywords, samples, prediction)
 
     def _planned(self, batch: Batch, shapes: Hashable) -> Plan:
         """Read the graph from a batch, and what can be swept of it."""

@@ -8,6 +8,7 @@ import sys
 from torch import fx
 
 from flatgauge.estimators import Estimate
+from flatgauge.exports import graph_of
 from flatgauge.graph import ModelGraph, in_precision
 from flatgauge.isolation import isolated
 from flatgauge.loss import prediction
@@ -95,6 +96,6 @@ def _graph(surface: LossSurface) -> tuple[ModelGraph, int]:
     arguments, keywords = subject.arguments(batch, with_labels=own)
     model = in_precision(subject.model, subject.dtype)
     with isolated(model, subject.device):
-        graph = ModelGraph(model, arguments, keywords, 0, prediction)
+        graph = graph_of(model, arguments, keywords, 0, prediction)
     assert all(isinstance(output, fx.Node) for output in graph.outputs)
     return graph, batch.samples

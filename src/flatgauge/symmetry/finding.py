@@ -9,7 +9,8 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
-from flatgauge.graph import ModelGraph, UnsupportedGraphError
+from flatgauge.exports import graph_of
+from flatgauge.graph import UnsupportedGraphError
 from flatgauge.isolation import isolated
 from flatgauge.subject import unwrapped
 from flatgauge.symmetry.gauge import GaugeGroup, closed
@@ -136,7 +137,7 @@ def read_scales(model: nn.Module, call: Call) -> tuple[Inference, Call]:
         ) from error
     device = next(iter(model.parameters())).device
     with isolated(model, device):
-        graph = ModelGraph(model, few.arguments, few.keywords, 0, few.chosen)
+        graph = graph_of(model, few.arguments, few.keywords, 0, few.chosen)
     state = dict(model.named_parameters()) | dict(model.named_buffers())
     with torch.no_grad():
         return infer(graph, {name: tensor.detach() for name, tensor in state.items()}), few
