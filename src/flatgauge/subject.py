@@ -285,11 +285,13 @@ def unwrapped(model: Any) -> nn.Module:
             model = model._orig_mod
         else:
             break
-    if isinstance(model, torch.jit.ScriptModule):
-        raise TypeError(
-            "`model` is a TorchScript module, whose parameters cannot be replaced; pass the "
-            "Python module it was made from."
-        )
+    for name, module in model.named_modules() if isinstance(model, nn.Module) else ():
+        if isinstance(module, torch.jit.ScriptModule):
+            part = f"`{name}` of the model" if name else "`model`"
+            raise TypeError(
+                f"{part} is a TorchScript module, whose parameters cannot be replaced; pass the "
+                "Python module it was made from."
+            )
     if not isinstance(model, nn.Module):
         raise TypeError(
             f"`model` is a {type(model).__name__}, not a torch.nn.Module; the order of the "
