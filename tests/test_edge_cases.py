@@ -475,5 +475,5 @@ def test_the_check_can_be_left_out():
 def test_an_impossible_budget_is_refused_with_what_to_do():
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 400_000), nn.ReLU(), nn.Linear(400_000, 3))
     case = build("conv and max-pool")
-    with pytest.raises(MemoryError, match=r"one sample needs about .* raise `memory=`"):
+    with pytest.raises(MemoryError, match=r"one sample twice needs about .* raise `memory=`"):
         LossSurface(model, "cross_entropy", (case.inputs, case.targets), memory="1MiB").value()
