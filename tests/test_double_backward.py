@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.autograd import forward_ad
+from torch.utils.checkpoint import checkpoint
 
-from flatgauge import LossSurface
+from flatgauge import LossSurface, second_order
 from flatgauge.double_backward import CheapTwice
 
 CONVOLUTIONS = {
@@ -105,3 +109,70 @@ def test_products_of_a_convolutional_network_are_those_of_its_dense_hessian():
     dense = torch.autograd.functional.hessian(loss, surface.flatten(parameters))
     found = surface.hvp(torch.eye(surface.size).double())
     torch.testing.assert_close(found, dense, rtol=1e-9, atol=1e-11)
+
+
+class Tripled(torch.Tensor):
+    """A tensor whose convolutions are three times as large."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        output = super().__torch_function__(func, types, args, kwargs or {})
+        return 3 * output if func is torch.conv2d else output
+
+
+def _overridden(body, x):
+    return body(x.as_subclass(Tripled)).as_subclass(torch.Tensor)
+
+
+def _complex(body, x):
+    weight = torch.complex(body[0].weight, body[0].weight.flip(2))
+    return body[1:](torch.conv2d(torch.complex(x, x.flip(1)), weight).abs())
+
+
+def _cast(body, x):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return body(x).to(x.dtype)
+
+
+def _mapped(body, x):
+    return torch.vmap(lambda one: body(one[None])[0])(x)
+
+
+def _pushed(body, x):
+    return torch.func.jvp(body, (x,), (x.flip(1),))[1]
+
+
+def _dual(body, x):
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(body(forward_ad.make_dual(x, x.flip(1)))).tangent
+
+
+def _checkpointed(body, x):
+    return checkpoint(body, x, use_reentrant=False)
+
+
+class Special(nn.Module):
+    """A convolutional network whose convolutions and batch-norm run in a way of their own."""
+
+    def __init__(self, way):
+        super().__init__()
+        self.way = way
+        self.body = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Tanh())
+        self.body[1].running_mean.normal_()
+        self.body[1].running_var.uniform_(0.5, 2)
+        self.last = nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.last(self.way(self.body, x).mean((2, 3)))
+
+
+@pytest.mark.parametrize(
+    "way", [_overridden, _complex, _cast, _mapped, _pushed, _dual, _checkpointed]
+)
+def test_what_runs_in_a_way_of_its_own_is_left_to_torch(way, monkeypatch):
+    model, data = Special(way), (torch.randn(6, 3, 6, 6), torch.arange(6) % 3)
+    vectors = torch.randn(sum(p.numel() for p in model.parameters()), 2)
+    found = LossSurface(model, "cross_entropy", data, products="reverse").hvp(vectors)
+    monkeypatch.setattr(second_order, "CheapTwice", nullcontext)
+    expected = LossSurface(model, "cross_entropy", data, products="reverse").hvp(vectors)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)

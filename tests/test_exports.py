@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
+import sys
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -199,6 +202,76 @@ class Hidden(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Multiply by what the file says."""
         return self.linear(x) * float(self.read())
+
+
+class Slotted:
+    """Keeps its one setting outside of a dictionary."""
+
+    __slots__ = ("factor",)
+
+
+SLOTTED = Slotted()
+
+
+class Reading(nn.Module):
+    """Multiplies by what it reads in some way, for inputs that are not in the example."""
+
+    def __init__(self, way: Callable[[], float]) -> None:
+        super().__init__()
+        self.way, self.last = way, nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Read it."""
+        return self.last(torch.where(x.sum(1, keepdim=True) > 0, x * self.way(), x))
+
+
+def _from_slot() -> float:
+    return SLOTTED.factor
+
+
+def _from_environment() -> float:
+    return float(os.environ["FACTOR"])
+
+
+def _from_inner_module() -> float:
+    return outer.inner.factor  # noqa: F821 - put into the globals by the test
+
+
+def _from_import() -> float:
+    import outer.inner
+
+    return outer.inner.factor
+
+
+def _from_imported_name() -> float:
+    from outer.inner import factor
+
+    return factor
+
+
+@pytest.mark.parametrize(
+    "way",
+    [_from_slot, _from_environment, _from_inner_module, _from_import, _from_imported_name],
+)
+def test_what_differs_on_other_inputs_only_is_exported_again(count, monkeypatch, way):
+    outer, inner = types.ModuleType("outer"), types.ModuleType("outer.inner")
+    outer.inner = inner  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "outer", outer)
+    monkeypatch.setitem(sys.modules, "outer.inner", inner)
+    monkeypatch.setitem(globals(), "outer", outer)
+    few = INPUTS.abs() * torch.tensor([-1.0] * 4 + [1.0] * 8)[:, None]
+    torch.manual_seed(0)
+    model, found = Reading(way), []
+    for factor in (1.0, 3.0):
+        inner.factor = SLOTTED.factor = factor  # type: ignore[attr-defined]
+        monkeypatch.setenv("FACTOR", str(factor))
+        surface = fg.LossSurface(model, "cross_entropy", (few, LABELS))
+        found.append(fg.measure(surface, measures=["rho_max"])["rho_max"].value)
+    assert len(count) == 2
+    assert found[0] != found[1]
+    exports.forget()
+    surface = fg.LossSurface(model, "cross_entropy", (few, LABELS))
+    assert fg.measure(surface, measures=["rho_max"])["rho_max"].value == found[1]
 
 
 def test_what_no_key_can_see_is_seen_in_the_outputs(count, tmp_path, monkeypatch):

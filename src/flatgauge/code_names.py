@@ -48,6 +48,33 @@ def names_in(code: types.CodeType) -> tuple[frozenset[str], frozenset[str]]:
     return frozenset(loads), frozenset(every)
 
 
+def imported_in(function: types.FunctionType) -> list[types.ModuleType]:
+    """The modules that a function imports when it runs, but for installed ones.
+
+    Args:
+        function: The function.
+
+    Returns:
+        The modules as far as they are loaded.
+    """
+    package = str(function.__globals__.get("__package__") or "")
+    parents = [package.rsplit(".", cut)[0] for cut in range(package.count(".") + 1)]
+    names: dict[str, None] = {}
+    for name in sorted(_imports(function.__code__)):  # How many dots stand before it is not said.
+        names |= dict.fromkeys([name, *(f"{parent}.{name}".strip(".") for parent in parents)])
+    found = (sys.modules.get(name) for name in names if name and not installed(name))
+    return [module for module in found if module is not None]
+
+
+@functools.lru_cache(maxsize=4096)
+def _imports(code: types.CodeType) -> frozenset[str]:
+    """The names of modules that a function and the functions inside it import."""
+    inner = [_imports(value) for value in code.co_consts if isinstance(value, types.CodeType)]
+    own = {i.argval for i in dis.get_instructions(code) if i.opname == "IMPORT_NAME"}
+    tops = {name.partition(".")[0] for name in own}  # `import a.b` gives `a`.
+    return frozenset(own | tops).union(*inner)
+
+
 def closed_over(function: types.FunctionType) -> tuple[Any, ...]:
     """What a function closes over.
 

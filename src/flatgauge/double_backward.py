@@ -14,9 +14,13 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.autograd.function import Function
 from torch.overrides import TorchFunctionMode
+
+#: Tells whether tensors saved for backward are put by in another way (newer torch only).
+_HOOKS = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
 
 #: The convolutions, and how many spatial axes they have.
 _SPACES = {torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
@@ -133,13 +137,29 @@ def _convolved(
     """A convolution, with its bias added afterwards."""
     space = _SPACES[func]
     alone = input.dim() != space + 2 or weight.dim() != space + 2
-    if alone or isinstance(padding, str) or input.dtype != weight.dtype:
+    if alone or isinstance(padding, str) or not _plain(input, weight, bias):
         found: Tensor = func(input, weight, bias, stride, padding, dilation, groups)
         return found
     steps, sides, gaps = (_each(given, space) for given in (stride, padding, dilation))
     shape = _Shape(steps, sides, gaps, False, [0] * space, groups)
     output = _applied(_Forward, input, weight, shape)
     return output if bias is None else output + bias.view(-1, *[1] * space)
+
+
+def _plain(*tensors: Tensor | None) -> bool:
+    """Whether an op on tensors is what it says: nothing casts, transforms or overrides it."""
+    # Nor is it part of a checkpoint: that runs again in the backward pass, where torch switches
+    # modes off, and must save the same tensors then.
+    given = [tensor for tensor in tensors if tensor is not None]
+    return (
+        {type(tensor) for tensor in given} <= {Tensor, nn.Parameter}
+        and len({tensor.dtype for tensor in given}) == 1
+        and given[0].is_floating_point()
+        and not torch.is_autocast_enabled(given[0].device.type)
+        and (_HOOKS is None or _HOOKS(False) is None)
+        and not torch._C._are_functorch_transforms_active()
+        and all(forward_ad.unpack_dual(tensor).tangent is None for tensor in given)
+    )
 
 
 def _each(given: Any, space: int) -> list[int]:
@@ -159,8 +179,11 @@ def _normalised(
     eps: float = 1e-5,
 ) -> Tensor:
     """Batch-norm; with stored statistics, as the scale and shift of every channel that it is."""
-    if training or running_mean is None or running_var is None:
+    stored = running_mean is not None and running_var is not None and not training
+    if not stored or not _plain(input, running_mean, running_var, weight, bias):
         return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+    assert running_mean is not None
+    assert running_var is not None
     scale = (running_var + eps).rsqrt()
     if weight is not None:
         scale = scale * weight

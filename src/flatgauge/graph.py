@@ -271,10 +271,12 @@ class ModelGraph:
 
     def _symbol_of_samples(self) -> str:
         """The symbol that stands for the number of samples in the inputs' shapes."""
+        first = [shape_of(node)[0] for node in self.inputs if shape_of(node)]
+        # What the model made a constant of is still no `int`, but has no symbols in it.
         symbols = {
-            str(shape_of(node)[0])
-            for node in self.inputs
-            if shape_of(node) and not isinstance(shape_of(node)[0], int)
+            str(size)
+            for size in first
+            if not isinstance(size, int) and _expression(size).free_symbols
         }
         return symbols.pop() if len(symbols) == 1 else ""
 

@@ -6,6 +6,7 @@ import enum
 import functools
 import hashlib
 import inspect
+import os
 import types
 import weakref
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flatgauge.code_names import closed_over, installed, names_in
+from flatgauge.code_names import closed_over, imported_in, installed, names_in
 
 #: Values that are the same where they are equal and of one type.
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), slice)
@@ -42,6 +43,10 @@ _BOOKKEEPING = frozenset(
 
 #: Objects that are looked into at most; a model that holds more has no key.
 _MOST = 100_000
+
+
+#: What code names that reads the environment of the process.
+_ENVIRONMENT = frozenset({"environ", "getenv", "environb", "getenvb"})
 
 
 class OpaqueError(Exception):
@@ -158,8 +163,15 @@ class _Reader:
             parts += [self.of(item) for item in value]
         elif isinstance(value, AbstractSet):
             parts += sorted((self.of(item) for item in value), key=repr)
-        elif isinstance(value, _PLAIN[:6]) or not hasattr(value, "__dict__") or _slots(kind):
+        elif isinstance(value, _PLAIN[:6]) or not (hasattr(value, "__dict__") or _slots(kind)):
             raise OpaqueError(f"an object of type {kind.__name__}")
+        for slot in _slots(kind):
+            if "__slots__" not in vars(slot.__objclass__):  # Of an extension: there may be more.
+                raise OpaqueError(f"an object of type {kind.__name__}")
+            try:
+                parts.append((slot.__name__, self.of(slot.__get__(value, kind))))
+            except AttributeError:
+                parts.append((slot.__name__, "empty"))
         if hasattr(value, "__dict__"):
             parts += [(name, self.of(item)) for name, item in vars(value).items()]
         return tuple(parts)
@@ -189,20 +201,33 @@ class _Reader:
         if installed(function.__module__):
             return function.__code__, self.of(cells)
         held = self.of((function.__defaults__, function.__kwdefaults__, cells))
-        named = self._named(function.__globals__, *names_in(function.__code__))
+        names, attributes = names_in(function.__code__)
+        seen = {id(function.__globals__)}
+        named = [*self._named(function.__globals__, names, attributes, seen)]
+        for module in imported_in(function):
+            named += [module, *self._named(vars(module), attributes, attributes, seen)]
+        if attributes & _ENVIRONMENT:
+            named.append(tuple(sorted(os.environ.items())))
         return function.__code__, held, tuple(named)
 
     def _named(
-        self, table: Mapping[str, Any], names: frozenset[str], attributes: frozenset[str]
+        self,
+        table: Mapping[str, Any],
+        names: frozenset[str],
+        attributes: frozenset[str],
+        seen: set[int],
     ) -> Iterator[Any]:
         """What code finds under names in a module, and in the modules that are found there."""
         for name in sorted(names & table.keys()):
             value = table[name]
-            if isinstance(value, types.ModuleType) and not installed(value.__name__):
-                inner = self._named(vars(value), attributes, frozenset())
+            if not isinstance(value, types.ModuleType) or installed(value.__name__):
+                yield name, self._mentioned(value)
+            elif id(vars(value)) not in seen:
+                seen.add(id(vars(value)))
+                inner = self._named(vars(value), attributes, attributes, seen)
                 yield name, value, tuple(inner)
             else:
-                yield name, self._mentioned(value)
+                yield name, value
 
     def _mentioned(self, value: Any) -> Any:
         """What code mentions: looked into as far as it can be, else told by its identity."""
@@ -270,10 +295,11 @@ def _digest(array: Any) -> bytes:
     return hashlib.blake2b(memoryview(array).cast("B"), digest_size=16).digest()
 
 
-def _slots(kind: type) -> bool:
-    """Whether a class keeps something outside the dictionaries of its objects."""
-    return any(
-        inspect.ismemberdescriptor(value) and value.__name__ not in ("__dict__", "__weakref__")
+def _slots(kind: type) -> list[Any]:
+    """What a class keeps outside the dictionaries of its objects."""
+    return [
+        value
         for base in kind.__mro__
         for value in vars(base).values()
-    )
+        if inspect.ismemberdescriptor(value) and value.__name__ not in ("__dict__", "__weakref__")
+    ]

@@ -145,15 +145,24 @@ def saved_bytes(nodes: Iterable[Any], known: Iterable[Tensor]) -> int:
     Returns:
         The number of bytes.
     """
-    seen = {tensor.untyped_storage().data_ptr() for tensor in known}
+    seen = {_storage(tensor)[0] for tensor in known}
     total = 0
     for node in nodes:
         for tensor in _saved_by(node):
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in seen:
-                seen.add(storage.data_ptr())
-                total += storage.nbytes()
+            place, size = _storage(tensor)
+            if place not in seen:
+                seen.add(place)
+                total += size
     return total
+
+
+def _storage(tensor: Tensor) -> tuple[int, int]:
+    """Where a tensor's storage lies, and its bytes; of wrappers (`torch.func`) which it is."""
+    try:
+        storage = tensor.untyped_storage()
+        return storage.data_ptr(), storage.nbytes()
+    except (RuntimeError, NotImplementedError):
+        return id(tensor), tensor.numel() * tensor.element_size()
 
 
 def _saved_by(node: Any) -> Iterator[Tensor]:

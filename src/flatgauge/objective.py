@@ -286,7 +286,12 @@ class Objective:
             if any("None of the inputs have requires_grad" in warning for warning in warned):
                 raise ValueError(REENTRANT)
             self.loss.check(output, few.target)
-        self._subject.lay_out(few)
+        self._subject.lay_out(few, self._output_and_loss)
+
+    def _output_and_loss(self, batch: Batch) -> tuple[Any, Any]:
+        """What model and loss give for a batch."""
+        output = self._subject(self._subject.leaves, batch, with_labels=self.loss.own)
+        return output, self.loss.total(output, batch.target)
 
 
 def _watched(action: Callable[[], Any]) -> tuple[Any, list[str]]:

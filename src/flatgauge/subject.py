@@ -66,35 +66,35 @@ class Subject:
         self._channels_last = False
         self.refresh()
 
-    def lay_out(self, few: Batch) -> None:
+    def lay_out(self, few: Batch, evaluate: Callable[[Batch], Any]) -> None:
         """Choose how images lie in memory: with channels last where convolutions gain by it.
 
-        The choice depends on the model alone, not on times, so that it is the same every time; a
-        model that cannot read such images, or reads them differently, gets them as they are.
+        The choice depends on model and loss alone, not on times, so that it is the same every time;
+        those that cannot read such images, or read them differently, get them as they are.
 
         Args:
             few: A few samples to try it out on.
+            evaluate: Calls model and loss on a batch.
         """
         self._channels_last = False
-        usual = self._outputs(few)
-        self._channels_last = self.dtype is torch.float32 and gains_by_channels_last(
-            self.model, self.device
+        if self.dtype is not torch.float32 or not gains_by_channels_last(self.model, self.device):
+            return
+        try:
+            usual = self._found(few, evaluate)
+            self._channels_last = True
+            found = self._found(few, evaluate)
+        except Exception:  # A `view` of what is not contiguous, or a check that it is.
+            self._channels_last = False
+            return
+        self._channels_last = len(found) == len(usual) and all(
+            one.shape == other.shape and torch.allclose(one, other, 1e-3, 1e-4 * _largest(other))
+            for one, other in zip(found, usual, strict=True)
         )
-        if self._channels_last:
-            try:
-                found = self._outputs(few)
-            except RuntimeError:  # A `view` of what is not contiguous.
-                found = []
-            self._channels_last = len(found) == len(usual) and all(
-                one.shape == other.shape and torch.allclose(one, other, 1e-3, 1e-4)
-                for one, other in zip(found, usual, strict=True)
-            )
 
-    def _outputs(self, few: Batch) -> list[Tensor]:
-        """All tensors in the model's output."""
+    def _found(self, few: Batch, evaluate: Callable[[Batch], Any]) -> list[Tensor]:
+        """All tensors in what model and loss give."""
         with torch.no_grad():
-            output = self(self.leaves, self.place(few), with_labels=False)
-        return [t for t in tensors(output) if t.is_floating_point()]
+            return [t for t in tensors(evaluate(self.place(few))) if t.is_floating_point()]
 
     def doubled(self) -> Subject:
         """The same model in double precision."""
@@ -240,6 +240,11 @@ def gains_by_channels_last(model: nn.Module, device: torch.device) -> bool:
     found = [module for module in model.modules() if isinstance(module, nn.Conv2d)]
     wide = [c for c in found if min(c.in_channels, c.out_channels) >= _REGISTER]
     return 2 * len(wide) > len(found)
+
+
+def _largest(tensor: Tensor) -> float:
+    """The size of the largest number in a tensor."""
+    return float(tensor.abs().max()) if tensor.numel() else 0.0
 
 
 def computed(model: nn.Module) -> dict[int, Tensor]:

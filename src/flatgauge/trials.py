@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from flatgauge.double_backward import CheapTwice
 from flatgauge.objective import Objective
 from flatgauge.products import (
     Function,
@@ -74,10 +75,11 @@ def _tried(method: Method, objective: Objective, subject: Subject) -> str | None
         if method == "forward":
             forward_product(function, leaves, vector)
             return None
-        graph = GradientGraph(function, leaves)
-        if graph.has_dead_end():
-            return ONCE
-        products = graph.product(vector, last=False), graph.product(ramp, last=True)
+        with CheapTwice():
+            graph = GradientGraph(function, leaves)
+            if graph.has_dead_end():
+                return ONCE
+            products = graph.product(vector, last=False), graph.product(ramp, last=True)
         if not _symmetric(vector, ramp, *products):
             return "torch's second derivative of some function is not symmetric"
         return None
@@ -96,7 +98,8 @@ def _is_derivative(method: Method, objective: Objective, double: Subject) -> boo
     def product() -> Sequence[Tensor | None]:
         if method == "forward":
             return forward_product(function, leaves, vector)
-        return GradientGraph(function, leaves).product(vector, last=True)
+        with CheapTwice():
+            return GradientGraph(function, leaves).product(vector, last=True)
 
     claimed = _filled(double.holding(leaves, product), leaves)
     if not all(torch.isfinite(part).all() for part in claimed):

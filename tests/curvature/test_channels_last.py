@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import nn
@@ -86,6 +88,38 @@ def test_a_model_that_reads_them_differently_gets_them_as_they_are(data):
     assert images_of(surface).is_contiguous()
 
 
+def test_small_outputs_are_told_apart_as_well(data):
+    class Faint(Residual):
+        def forward(self, x):
+            return 1e-6 * torch.as_strided(x, x.shape, (192, 64, 8, 1)).mean((2, 3))
+
+    class Checking(Residual):
+        def forward(self, x):
+            assert x.is_contiguous()
+            return super().forward(x)
+
+    for kind in (Faint, Checking):
+        model = made(kind)
+        subject = Subject(model.eval(), None)
+        batch = next(LossSurface(made(Residual), "cross_entropy", data).objective.chunks(4))
+        batch = replace(batch, inputs=batch.inputs.contiguous())
+        subject.lay_out(batch, lambda few, of=model: of(few.inputs))
+        assert subject.place(batch).inputs.is_contiguous()
+
+
+def test_a_loss_that_views_the_outputs_gets_them_as_they_are(data):
+    model = nn.Sequential(nn.Conv2d(16, 16, 3), nn.ReLU(), nn.Conv2d(16, 16, 3))
+    images = torch.randn(6, 16, 6, 6)
+
+    def loss(outputs, targets):
+        return (outputs.view(len(outputs), -1) - targets.view(len(targets), -1)).square().mean()
+
+    surface = LossSurface(model, loss, (images, images[:, :, :2, :2]))
+    assert images_of(surface).is_contiguous()
+    assert surface.hvp(torch.ones(surface.size)).isfinite().all()
+    assert not images_of(LossSurface(model, "mse", (images, images[..., :2, :2]))).is_contiguous()
+
+
 def test_every_part_is_that_of_double_precision(data):
     model = made(Residual)
     precise = LossSurface(model, "cross_entropy", data, dtype=torch.float64)
@@ -105,7 +139,7 @@ def test_products_and_gradients_are_those_of_contiguous_images(data, monkeypatch
     model = made(Residual)
     last = LossSurface(model, "cross_entropy", data)
     vector = torch.randn(last.size, generator=torch.Generator().manual_seed(1))
-    monkeypatch.setattr(Subject, "lay_out", lambda self, few: None)
+    monkeypatch.setattr(Subject, "lay_out", lambda self, few, evaluate: None)
     usual = LossSurface(model, "cross_entropy", data)
     assert images_of(usual).is_contiguous()
     torch.testing.assert_close(last.gradient(), usual.gradient(), rtol=1e-3, atol=1e-5)
