@@ -14,7 +14,7 @@ from torch import Generator, nn
 import flatgauge as fg
 from flatgauge import LossSurface
 from flatgauge.curvature import blocks as blocks_module
-from flatgauge.curvature import columns, eigenvalues, sweep
+from flatgauge.curvature import columns, eigenvalues
 from flatgauge.curvature.blocks import block_curvature
 from flatgauge.curvature.eigenvalues import block_eigenvalues
 from flatgauge.graph import UnsupportedGraphError
@@ -180,22 +180,6 @@ def test_one_sweep_serves_all_measures_until_the_parameters_change(monkeypatch):
     assert moved["hessian_trace"].value != first["hessian_trace"].value
     fresh = fg.measure(build("mlp").surface(), measures=["kappa_trace_sum"])["kappa_trace_sum"]
     assert fresh.value == first["kappa_trace_sum"].value
-
-
-def test_the_graph_is_read_once_also_where_parameters_change(monkeypatch):
-    case = build("mlp")
-    surface = case.surface()
-    graphs = []
-    graph = sweep.ModelGraph
-    monkeypatch.setattr(sweep, "ModelGraph", lambda *a: graphs.append(a) or graph(*a))
-    values = []
-    for _ in range(3):
-        values.append(fg.measure(surface, measures=["rho_sum"])["rho_sum"].value)
-        with torch.no_grad():
-            case.model[2].weight *= 1.1
-    assert len(graphs) == 1
-    assert len(set(values)) == 3
-    assert values[0] == fg.measure(build("mlp").surface(), measures=["rho_sum"])["rho_sum"].value
 
 
 def test_a_value_does_not_depend_on_what_is_measured_beside_it():
