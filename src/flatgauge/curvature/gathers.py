@@ -21,7 +21,7 @@ from flatgauge.layers import Layer
 #: Gradients are computed for this many columns at once, as larger products are faster, but only of
 #: so many samples that they and their columns take no more than these bytes: beyond, what is
 #: computed has left the cache before it is squared.
-_STACKED, _BLOCK = 9, 4 * 2**20
+_STACKED, _BLOCK = 9, 16 * 2**20
 
 #: The parts for which columns are heard at the layer's input.
 _OF_INPUTS = frozenset({"outgoing", "relative", "normalized"})
