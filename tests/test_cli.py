@@ -67,7 +67,7 @@ def test_options_reach_the_surface(run):
     facts = json.loads(out)["facts"]
     assert (facts["loss_name"], facts["dtype"], facts["seed"]) == ("squared", "float64", 3)
     assert facts["samples"] == 20
-    _, out, _ = run(*words, "--weight-decay", "0.5", "--memory", "1GiB", "--threads", "1")
+    _, out, _ = run(*words, "--weight-decay", "0.5", "--memory", "16GiB", "--threads", "1")
     assert json.loads(out)["facts"]["weight_decay"] == 0.5
 
 
@@ -158,7 +158,9 @@ def test_catalogue(run):
 def test_as_a_module_in_a_process_of_its_own(folder):
     done = flatgauge("measure", "nets.py:small", "--data", "data.npz", "--json", *QUICK)
     assert done.returncode == 0
-    assert done.stderr == "note: no checkpoint: taken as the factory makes the model\n"
+    note, forecast = done.stderr.splitlines()
+    assert note == "note: no checkpoint: taken as the factory makes the model"
+    assert forecast.startswith("memory: budget ")
     assert set(json.loads(done.stdout)["measures"]) == {QUICK[1], QUICK[3]}
     assert sorted(os.listdir(folder)) == ["data.npz", "nets.py"]
 
