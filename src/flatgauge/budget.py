@@ -86,9 +86,10 @@ def too_little(what: str, needed: float, budget: Budget) -> str:
         The message.
     """
     vectors = budget.in_hand + budget.basis() * budget.vector
+    narrower = "measure in float32, " if budget.itemsize > 4 else ""
     return (
         f"{what} needs about {format_bytes(needed)}, beside {format_bytes(vectors)} for vectors of "
         f"{budget.size:,} parameters, but the budget is {format_bytes(budget.total)}; raise "
-        f"`memory=` to {format_bytes(1.1 * (2 * needed + vectors))} or more, measure in float32, "
+        f"`memory=` to {format_bytes(1.1 * (2 * needed + vectors))} or more, {narrower}"
         "or freeze parameters (`requires_grad_(False)`)."
     )
