@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flatgauge.curvature.gathers import Positions
+from flatgauge.curvature.sample_gradients import SampleGradients
 from flatgauge.curvature.operator import Operator
 from flatgauge.curvature.summary import as_shares
 from flatgauge.curvature.taps import Chunk
@@ -49,9 +49,9 @@ class KeptColumns:
         columns = torch.stack(self._columns, dim=1)  # (n, c, folds, ...)
         factors = torch.stack(self._factors, dim=1)
         if keeps_gradients(self._layer, self._outputs[0].numel()):
-            gradients = Positions(self._chunk, self._layer, self._weight, 0)
+            gradients = SampleGradients(self._chunk, self._layer, self._weight)
             gradients.see(self._inputs)
-            found = gradients.gradients(columns).transpose(1, 2)  # (n, c, groups, ...)
+            found = gradients.by(columns).transpose(1, 2)  # (n, c, groups, ...)
             return Kept(None, self._layer.original(found).flatten(2), factors)
         return Kept(self._inputs, columns, factors)
 

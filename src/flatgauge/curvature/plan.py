@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from flatgauge.curvature.degree import linearity
 from flatgauge.curvature.factors import KeptColumns
-from flatgauge.curvature.gathers import Gather, Positions, Rows, columns_together
+from flatgauge.curvature.gathers import Gather, Positions, Rows
 from flatgauge.curvature.layer_taps import LayerTap
 from flatgauge.curvature.parameter_taps import (
     BATCH_NORMS,
@@ -21,6 +21,7 @@ from flatgauge.curvature.parameter_taps import (
     chain_from,
     link,
 )
+from flatgauge.curvature.sample_gradients import columns_together
 from flatgauge.curvature.taps import Chunk, Tap
 from flatgauge.graph import ModelGraph, SampleAxis
 from flatgauge.layers import Layer, find_layers

@@ -15,6 +15,7 @@ from flatgauge.budget import too_little
 from flatgauge.curvature.plan import Plan, make_plan, without_sweep
 from flatgauge.curvature.taps import Chunk, Tap
 from flatgauge.curvature.trial import Trial
+from flatgauge.curvature.workspace import Workspace
 from flatgauge.estimators.probes import required
 from flatgauge.exports import graph_of
 from flatgauge.graph import Handler, ModelGraph, UnsupportedGraphError, in_precision
@@ -143,8 +144,9 @@ class Sweeper:
         each = self.plan.numbers_per_sample() * self.surface.dtype.itemsize
         beside = self.surface.budget.free / 2 if "columns" in wanted else 0
         self.surface.make_room(each * self.chunk + beside)
+        workspace = Workspace()
         for plan, batch in self.batches():
-            chunk = Chunk(batch.samples, wanted, scales or {})
+            chunk = Chunk(batch.samples, wanted, scales or {}, workspace)
             taps = plan.taps(chunk, self._values, names)
             logits = self.run(plan, batch, taps)
             counted = self.counts_of(batch)

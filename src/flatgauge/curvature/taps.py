@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from flatgauge.curvature.workspace import Workspace
 from flatgauge.graph import SampleAxis
 from flatgauge.output_curvature import Column
 
@@ -32,6 +33,7 @@ class Chunk:
         scales: By layer, how much every one of its input units varies over the data (in,).
         leaves: The tensors at which differentiation may stop.
         factor: The weight of the current column for every sample; None if all are one.
+        workspace: Memory that is used again in the next chunk.
         floor: Where weights have both signs and columns cancel, the size of what cancelled in the
             weights themselves, for every sample; else None.
     """
@@ -39,6 +41,7 @@ class Chunk:
     samples: int
     wanted: frozenset[str]
     scales: Mapping[str, Tensor] = field(default_factory=dict)
+    workspace: Workspace = field(default_factory=Workspace)
     leaves: list[Tensor] = field(default_factory=list)
     factor: Tensor | None = None
     floor: Tensor | None = None
