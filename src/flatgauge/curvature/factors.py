@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from flatgauge.curvature.sample_gradients import SampleGradients
 from flatgauge.curvature.operator import Operator
+from flatgauge.curvature.sample_gradients import SampleGradients
 from flatgauge.curvature.summary import as_shares
 from flatgauge.curvature.taps import Chunk
 from flatgauge.layers import Layer

@@ -139,13 +139,16 @@ class Positions(Gather):
 
     Forms of units are sums of W ⊙ G over what enters or leaves; where G is larger than the
     activations, or not asked for, they are summed over positions of s · Wa and a · Wᵀs instead.
+
+    Attributes:
+        by_gradient: Whether every sample's gradient is computed.
     """
 
     def __init__(self, chunk: Chunk, layer: Layer, weight: Tensor, activations: int) -> None:
         super().__init__(chunk, layer, weight, activations)
         self._gradients = SampleGradients(chunk, layer, weight)
-        self._by_gradient = bool(_OF_GRADIENTS & chunk.wanted)
-        self._forms_by_gradient = self._by_gradient and weight.numel() <= activations
+        self.by_gradient = bool(_OF_GRADIENTS & chunk.wanted)
+        self._forms_by_gradient = self.by_gradient and weight.numel() <= activations
         self._weight = self._gradients.weight
         groups, out, inner, _ = self._weight.shape
         self._single_input = inner == 1
@@ -163,15 +166,24 @@ class Positions(Gather):
         if self.scales is not None:
             self._relatives.append(Relative("normalized", self._weight, n, self.scales))
 
-    def open(self, inputs: Tensor, outputs: Tensor) -> None:
-        """Keep both, and what every position sees."""
+    def open(self, inputs: Tensor, outputs: Tensor, winners: Tensor | None = None) -> None:
+        """Keep both, and what every position sees.
+
+        Args:
+            inputs: What goes in (n, folds, ...).
+            outputs: What comes out, without bias (n, folds, ...).
+            winners: If columns will be heard behind a pooling, as (n, 1, out, windows): at which
+                position every window has its largest value (n, out, windows).
+        """
+        if winners is not None:
+            outputs = outputs.flatten(3).gather(3, winners[:, None])
         self._inputs, self._outputs = inputs, outputs
-        if self._by_gradient:
-            self._gradients.see(inputs)
+        if self.by_gradient:
+            self._gradients.see(inputs, winners)
         _, out, inner, taps = self._weight.shape
         positions = outputs[0].numel() // (out * self.layer.groups)
         few = positions * (positions + out) < out * inner * taps
-        self._by_positions = few and self.layer.kind != "transposed"
+        self._by_positions = few and winners is None and self.layer.kind != "transposed"
         for relative in self._relatives if self._by_positions else ():
             relative.see(self._gradients.seen, self._gradients.rows)
 
@@ -187,7 +199,7 @@ class Positions(Gather):
                 self.chunk.squared(leaving, self._outgoing, factor)
         for relative in self._relatives if self._by_positions else ():
             relative.hear(self._gradients.flat(column), factor)
-        if self._by_gradient and self._gradients.put(column, factor):
+        if self.by_gradient and self._gradients.put(column, factor):
             self._use_gradients()
 
     def hear_back(self, column: Tensor) -> None:

@@ -54,12 +54,12 @@ class LayerTap(Tap):
         output = self.node.target(*given, **keywords)  # type: ignore[operator]
         if self.gather is not None or self.keeper is not None:
             inputs = self._input_axis.first(activation.detach(), self.chunk.samples)
-            outputs = self.first(output.detach() - self._added(given))
+            outputs = self.first(output.detach() - self.added(given))
             if self.gather is not None:
                 self.gather.open(inputs, outputs)
             if self.keeper is not None:
                 self.keeper.open(inputs, outputs)
-        return self.heard(output, self._hear)
+        return self.heard(output, self.hear)
 
     def take(self) -> dict[str, Parts]:
         """The parts of weight and bias gathered since the last time."""
@@ -81,7 +81,7 @@ class LayerTap(Tap):
         size = None if self.gather is None else self.gather.size()
         return {} if size is None else {self.layer.name: self.layer.original(size)}
 
-    def _added(self, given: list[Any]) -> Tensor | float:
+    def added(self, given: list[Any]) -> Tensor | float:
         """What the op adds to the contraction."""
         names = list(arguments_of(self.node))
         role = "self" if op_name(self.node) == "addmm" else "bias"
@@ -93,7 +93,7 @@ class LayerTap(Tap):
             added = added.reshape(-1, *(1,) * len(self.layer.stride))
         return added
 
-    def _hear(self, column: Tensor) -> None:
+    def hear(self, column: Tensor) -> None:
         """A column (n, positions, ...) at the layer's output."""
         if self._biases is not None and not isinstance(self.gather, Rows):
             units = -1 if self.layer.kind == "linear" else 2

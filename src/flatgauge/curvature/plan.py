@@ -21,6 +21,7 @@ from flatgauge.curvature.parameter_taps import (
     chain_from,
     link,
 )
+from flatgauge.curvature.pooled_taps import PooledTap, gains, pooling_behind
 from flatgauge.curvature.sample_gradients import columns_together
 from flatgauge.curvature.taps import Chunk, Tap
 from flatgauge.graph import ModelGraph, SampleAxis
@@ -100,9 +101,7 @@ class Plan:
         axis = int(arguments_of(self.heads[0]).get("dim", 0))
         return axis % len(shape_of(self.logits))
 
-    def taps(
-        self, chunk: Chunk, values: Mapping[str, Tensor], names: frozenset[str]
-    ) -> dict[fx.Node, Tap]:
+    def taps(self, chunk: Chunk, values: Mapping[str, Tensor], names: frozenset[str]) -> list[Tap]:
         """Place taps for some parameters.
 
         Args:
@@ -111,13 +110,13 @@ class Plan:
             names: Which of the exact parameters to gather.
 
         Returns:
-            The taps by the op they sit at.
+            The taps.
         """
         read: dict[fx.Node, dict[str, Site]] = {}
         for name, site in self.sites.items():
             if name in names:
                 read.setdefault(site.node, {})[name] = site
-        return {node: self._tap(chunk, values, node, sites) for node, sites in read.items()}
+        return [self._tap(chunk, values, node, sites) for node, sites in read.items()]
 
     def _tap(
         self, chunk: Chunk, values: Mapping[str, Tensor], node: fx.Node, sites: dict[str, Site]
@@ -134,6 +133,11 @@ class Plan:
                 gather = self._gather(chunk, layer, values[layer.name])
             if gathered and "columns" in chunk.wanted:
                 keeper = KeptColumns(chunk, layer, values[layer.name])
+            pool = pooling_behind(layer)
+            if pool is not None and keeper is None and isinstance(gather, Positions):
+                channels, area = layer.shape[0], self.numbers(node) / self.numbers(pool)
+                if gains(gather, channels, area):
+                    return PooledTap(chunk, layer, axes, bias, gather, pool)
             return LayerTap(chunk, layer, axes, bias, gather, keeper)
         if roles == {"norm"}:
             return self._batch_norm(chunk, node, list(sites))

@@ -48,17 +48,26 @@ class SampleGradients:
         self._taps_first = False
         self._waiting: list[Tensor] = []  # (n, groups, out, positions), or whole if transposed
         self._factors: list[Tensor | None] = []
-        self._held: Tensor | None = None
+        self._held: Tensor | None = None  # (n, groups, columns, out, positions), in any order
+        self._winners: Tensor | None = None
 
-    def see(self, inputs: Tensor) -> None:
-        """Take from the inputs (n, folds, ...) what gradients are computed from."""
-        layer = self._layer
+    def see(self, inputs: Tensor, winners: Tensor | None = None) -> None:
+        """Take from the inputs what gradients are computed from.
+
+        Args:
+            inputs: The inputs (n, folds, ...).
+            winners: If columns will be given for the windows of a pooling, (n, 1, out, windows): at
+                which position every one of them has its largest value (n, out, windows).
+        """
+        layer, self._winners = self._layer, winners
         plain = layer.kind == "linear" or (
             {*self._kernel, *layer.stride} == {1} and not any(map(any, layer.padding))
         )
         if layer.kind == "transposed" or plain:
             self.seen = self.flat(inputs)
-        elif layer.groups == inputs.shape[1] == 1 and _channels_last(inputs[:, 0]):
+        elif layer.groups == inputs.shape[1] == 1 and (
+            winners is not None or _channels_last(inputs[:, 0])
+        ):
             self._taps_first = True
             self.seen = patches_in_rows(
                 inputs[:, 0], self._kernel, layer.stride, layer.padding, layer.dilation
@@ -133,7 +142,7 @@ class SampleGradients:
         return parts.mT if self._taps_first else parts
 
     def flat(self, tensor: Tensor) -> Tensor:
-        """Units and positions (n, groups, units / groups, positions) of a tensor (n, folds, ...)."""
+        """Units and positions (n, groups, units / groups, positions) of (n, folds, ...)."""
         units = -1 if self._layer.kind == "linear" else 2
         flat: Tensor = tensor.movedim(units, 1).flatten(2).unflatten(1, (self._layer.groups, -1))
         return flat
@@ -142,13 +151,13 @@ class SampleGradients:
         """Where a column goes, beside those that are multiplied together with it."""
         if self._held is None:
             n, groups, out, positions = flat.shape
-            shape = (n, groups, self._most, out, positions)
-            if flat.stride(-1) != 1:  # Channels come last: positions stay in front of them.
-                shape = (n, groups, positions, self._most, out)
+            shape, order = (n, groups, self._most, out, positions), (2, 2)
+            if self._winners is not None:  # Every channel has patches of its own.
+                shape, order = (n, groups, out, self._most, positions), (2, 3)
+            elif flat.stride(-1) != 1:  # Channels come last: positions stay in front of them.
+                shape, order = (n, groups, positions, self._most, out), (2, 4)
             key = ("columns", self._layer.name)
-            self._held = self._chunk.workspace.tensor(key, shape, flat)
-            if flat.stride(-1) != 1:
-                self._held = self._held.movedim(2, -1)
+            self._held = self._chunk.workspace.tensor(key, shape, flat).movedim(*order)
         return self._held[:, :, number]
 
     def _weights(self) -> Tensor | None:
@@ -163,12 +172,24 @@ class SampleGradients:
         count, seen = len(self._waiting), self.seen[block]
         if self._held is None:
             return self._transposed([column[block] for column in self._waiting], seen)
+        if self._winners is not None:
+            return self._by_windows(self._held[block, 0, :count], seen, self._winners[block])
         columns = self._held[block, :, :count].flatten(2, 3)  # (n, groups, c * out, positions)
         shape = (*columns.shape[:3], seen.shape[2])
         found = self._chunk.workspace.tensor("gradients", shape, seen)
         torch.matmul(columns, seen.mT, out=found)
         gradients: Tensor = found.unflatten(2, (count, -1))
         return gradients
+
+    def _by_windows(self, columns: Tensor, seen: Tensor, winners: Tensor) -> Tensor:
+        """The same by columns (n, c, out, windows) of a pooling: each sees one patch."""
+        workspace, (n, out, windows), row = self._chunk.workspace, winners.shape, seen.shape[2]
+        first = torch.arange(n, device=winners.device)[:, None, None] * seen.shape[3]
+        cut = workspace.tensor("windows", (n * out * windows, row), seen)
+        torch.index_select(seen[:, 0].mT.flatten(0, 1), 0, (winners + first).flatten(), out=cut)
+        found = workspace.tensor("gradients", (n, out, columns.shape[1], row), seen)
+        torch.matmul(columns.movedim(1, 2), cut.view(n, out, windows, row), out=found)
+        return found.movedim(2, 1)[:, None]
 
     def _transposed(self, columns: list[Tensor], seen: Tensor) -> Tensor:
         """The same for a transposed convolution: it is the columns that are cut into patches."""

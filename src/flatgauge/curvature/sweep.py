@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 from flatgauge.batch import Batch
 from flatgauge.budget import too_little
 from flatgauge.curvature.plan import Plan, make_plan, without_sweep
-from flatgauge.curvature.taps import Chunk, Tap
+from flatgauge.curvature.taps import Chunk, Tap, handlers_of
 from flatgauge.curvature.trial import Trial
 from flatgauge.curvature.workspace import Workspace
 from flatgauge.estimators.probes import required
@@ -148,7 +148,7 @@ class Sweeper:
         for plan, batch in self.batches():
             chunk = Chunk(batch.samples, wanted, scales or {}, workspace)
             taps = plan.taps(chunk, self._values, names)
-            logits = self.run(plan, batch, taps)
+            logits = self.run(plan, batch, handlers_of(taps))
             counted = self.counts_of(batch)
             kept = torch.ones_like(counted)
             if gradients:
@@ -161,7 +161,7 @@ class Sweeper:
             columns, mixtures = _split(curvature, all_columns, generator)
             left_out = int(((counted > 0) & (kept == 0)).sum())
             shares = counted * kept
-            found = Pass(list(taps.values()), shares, left_out, columns, mixtures, chunk, [logits])
+            found = Pass(taps, shares, left_out, columns, mixtures, chunk, [logits])
             del taps, logits, curvature, columns, mixtures
             yield found
             found.let_go()

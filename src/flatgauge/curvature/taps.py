@@ -7,7 +7,7 @@ through the op's output. What it gathers from a chunk of samples it gives as `Pa
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from flatgauge.curvature.workspace import Workspace
-from flatgauge.graph import SampleAxis
+from flatgauge.graph import Handler, SampleAxis
 from flatgauge.output_curvature import Column
 
 #: What a sweep can yield for a layer. Parameters that are no layers have the first
@@ -139,6 +139,10 @@ class Tap(ABC):
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Compute the op's output, listening to what will be passed back through it."""
 
+    def handlers(self) -> dict[fx.Node, Handler]:
+        """What stands in for which ops while the graph runs."""
+        return {self.node: self}
+
     @abstractmethod
     def take(self) -> dict[str, Parts]:
         """Every parameter's parts from the columns since the last time, but for diagonals."""
@@ -160,6 +164,11 @@ class Tap(ABC):
     def first(self, tensor: Tensor) -> Tensor:
         """A tensor laid out like the output with the samples in front."""
         return self.axis.first(tensor.detach(), self.chunk.samples)
+
+
+def handlers_of(taps: Iterable[Tap]) -> dict[fx.Node, Handler]:
+    """What stands in for ops where taps sit."""
+    return {node: handler for tap in taps for node, handler in tap.handlers().items()}
 
 
 class VectorGather:

@@ -11,7 +11,7 @@ from torch import Tensor
 from flatgauge.batch import Batch
 from flatgauge.curvature.plan import Plan
 from flatgauge.curvature.tally import collect
-from flatgauge.curvature.taps import Chunk
+from flatgauge.curvature.taps import Chunk, handlers_of
 from flatgauge.graph import UnsupportedGraphError
 from flatgauge.loss import prediction
 from flatgauge.subject import Subject
@@ -85,14 +85,14 @@ class Trial:
         values = self._subject.state
         taps = plan.taps(chunk, values, frozenset(plan.sites))
         inputs = self._inputs(self._subject.place(few))
-        logits = plan.graph.run(values, inputs, taps, plan.logits)
+        logits = plan.graph.run(values, inputs, handlers_of(taps), plan.logits)
         ramp = torch.linspace(1, 2, logits[0].numel()).to(logits).view_as(logits[0])
         found = {}
         for sample in range(few.samples):
             column = torch.zeros_like(logits)
             column[sample] = ramp
             chunk.pass_back(logits, (column, None))
-            for name, parts in collect(taps.values()).items():
+            for name, parts in collect(taps).items():
                 assert parts.trace is not None
                 parts.trace[sample] = 0
                 if parts.trace.any():

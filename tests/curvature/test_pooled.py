@@ -1,0 +1,103 @@
+"""First layers before pooling, whose columns are heard behind it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from cases import Case
+from reference import dense_blocks, error, form, relative, rows_and_columns
+from torch import nn
+
+from flatgauge.curvature.blocks import block_curvature
+from flatgauge.curvature.pooled_taps import PooledTap
+from flatgauge.curvature.sweep import sweeper_of
+from flatgauge.curvature.taps import PARTS, Chunk
+
+
+def images(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+
+
+def numbers(values: list[float]) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+NETWORKS = {
+    "relu first": ([nn.Conv2d, 2, 4, 3], [nn.ReLU(), nn.MaxPool2d(2)], 36),
+    "pooling first": ([nn.Conv2d, 1, 3, 3], [nn.MaxPool2d(2), nn.ReLU()], 27),
+    "windows that overlap": ([nn.Conv2d, 2, 3, 3], [nn.ReLU(), nn.MaxPool2d(3, 2, 1)], 27),
+    "a window cut off": ([nn.Conv2d, 2, 3, 2], [nn.ReLU(), nn.MaxPool2d(2, ceil_mode=True)], 48),
+    "one tap": ([nn.Conv2d, 3, 2, 1], [nn.ReLU(), nn.MaxPool2d(2)], 32),
+}
+
+
+def built(name: str) -> Case:
+    torch.manual_seed(0)
+    (kind, inner, out, size), between, features = NETWORKS[name]
+    model = nn.Sequential(kind(inner, out, size), *between, nn.Flatten(), nn.Linear(features, 3))
+    inputs = images(6, inner, 8, 8)
+    inputs[0] = 1.0  # All windows tie.
+    return Case(model.double(), "cross_entropy", F.cross_entropy, inputs, torch.arange(6) % 3)
+
+
+def taps(case: Case, *wanted: str) -> list[type]:
+    surface = case.surface()
+    chunk = Chunk(surface.samples, frozenset(wanted))
+    plan = sweeper_of(surface).plan
+    return [type(tap) for tap in plan.taps(chunk, surface.subject.state, frozenset(surface.names))]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("parts", [PARTS, ("outgoing",), ("incoming", "trace")])
+def test_every_part_is_the_definition(name, parts):
+    case = built(name)
+    block, dense = block_curvature(case.surface(), parts)["0.weight"], dense_blocks(case)
+    weight, expected = case.model[0].weight.detach(), dense["0.weight"]
+    rows, columns = rows_and_columns(case.model[0], weight)
+    whole = {
+        "trace": expected.trace(),
+        "diagonal": expected.diagonal(),
+        "incoming": numbers([form(weight, mask, expected) for mask in rows]),
+        "outgoing": numbers([form(weight, mask, expected) for mask in columns]),
+        "relative": numbers([relative(weight, rows, expected, 1)]),
+    }
+    for part in whole.keys() & set(parts):
+        assert error(block.values[part].reshape(-1), whole[part].reshape(-1)) < 1e-10, part
+    if "trace" in parts:
+        bias = block_curvature(case.surface(), parts)["0.bias"]
+        torch.testing.assert_close(bias.values["trace"], dense["0.bias"].trace())
+
+
+def test_columns_are_heard_behind_the_pooling_where_nothing_listens_in_front():
+    case = built("relu first")
+    assert taps(case, "trace")[0] is PooledTap
+    assert taps(case, "outgoing")[0] is not PooledTap  # They are heard at the layer's input.
+    assert taps(case, "trace", "columns")[0] is not PooledTap  # These are kept whole.
+    wide = nn.Sequential(nn.Conv2d(1, 17, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
+    wide.append(nn.Linear(153, 3))
+    other = Case(wide.double(), "cross_entropy", F.cross_entropy, images(6, 1, 8, 8), case.targets)
+    assert taps(other, "trace")[0] is not PooledTap  # Patches for seventeen channels each.
+    assert taps(other, "incoming")[0] is PooledTap
+
+
+class Twice(nn.Module):
+    """Reads a convolution before and behind its pooling."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(1, 2, 3)
+        self.head = nn.Linear(20, 3)
+
+    def forward(self, x):
+        x = torch.relu(self.conv(x))
+        return self.head(torch.cat([F.max_pool2d(x, 2).flatten(1), x.mean((2, 3))], 1))
+
+
+def test_a_layer_that_is_read_before_the_pooling_too_is_heard_there():
+    torch.manual_seed(0)
+    inputs = images(5, 1, 8, 8)
+    case = Case(Twice().double(), "cross_entropy", F.cross_entropy, inputs, torch.arange(5) % 3)
+    assert PooledTap not in taps(case, "trace")
+    found = block_curvature(case.surface())["conv.weight"].values["diagonal"]
+    assert error(found.reshape(-1), dense_blocks(case)["conv.weight"].diagonal()) < 1e-10
