@@ -107,6 +107,8 @@ class SampleGradients:
         samples, count = self._chunk.samples, len(self._waiting)
         factors = self._weights()
         each = count * (self._waiting[0][0].numel() + 2 * self.weight.numel())
+        if self._winners is not None:
+            each += self._winners[0].numel() * self.seen.shape[2]
         step = max(_BLOCK // (each * self.weight.element_size()), 1)
         for start in range(0, samples, step):
             block = slice(start, start + step)
