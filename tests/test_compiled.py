@@ -161,3 +161,53 @@ def test_no_compiler_is_needed(monkeypatch):
     monkeypatch.setenv("CXX", "/nowhere/c++")
     assert error(hessian(torch.compile(network())), hessian(network())) < 1e-12
     assert error(hessian(attribute("inductor")), hessian(network())) < 1e-12
+
+
+# -- forward passes, where that is asked for ---------------------------------------------------
+
+
+def valued(model: nn.Module, **options: bool) -> tuple[fg.LossSurface, list[float]]:
+    """A surface in chunks of four, four and three, and its values at some points."""
+    data = INPUTS[:11], LABELS[:11]
+    held = fg.LossSurface(model, "cross_entropy", data, chunk=4, **options)
+    return held, [held.value(), held.value(1.1 * held.point), held.value(0.9 * held.point)]
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="the compiler's backend needs g++")
+def test_values_may_be_compiled_and_derivatives_are_not(monkeypatch):
+    shapes = []
+    compile_ = torch.compile
+
+    def counted(model):
+        compiled = compile_(model)
+        return lambda x: shapes.append(len(x)) or compiled(x)
+
+    monkeypatch.setattr(torch, "compile", counted)
+    usual, expected = valued(network())
+    held, found = valued(network(), compile=True)
+    assert shapes == [4] * 6  # Twice for each point; the rest of three samples never.
+    assert found == pytest.approx(expected, rel=1e-12)
+    assert "values are computed by torch.compile (`compile=True`)" in held.notes
+    torch.testing.assert_close(held.gradient(), usual.gradient(), rtol=0, atol=0)
+    ones = torch.ones(held.size, dtype=torch.float64)
+    torch.testing.assert_close(held.hvp(ones), usual.hvp(ones), rtol=0, atol=0)
+    twin = held.twin()
+    assert twin.value() == pytest.approx(expected[0], rel=1e-12)
+
+
+def test_a_model_that_cannot_be_compiled_is_called_as_it_is(monkeypatch):
+    def failing(model):
+        raise RuntimeError("no compiler\nat all")
+
+    monkeypatch.setattr(torch, "compile", failing)
+    held, found = valued(network(), compile=True)
+    assert found == valued(network())[1]
+    (note,) = [note for note in held.notes if "compile=True" in note]
+    assert note.endswith("computed without, as it fails (RuntimeError: no compiler)")
+
+
+def test_a_compiled_model_that_gives_something_else_is_not_used(monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda model: lambda x: 1.001 * model(x))
+    held, found = valued(network(), compile=True)
+    assert found == valued(network())[1]
+    assert any(note.endswith("as the compiled model gives others") for note in held.notes)

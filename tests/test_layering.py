@@ -41,7 +41,7 @@ LAYERS = [
     ["label_losses"],
     ["losses"],
     ["estimators", "user_code", "weights"],
-    ["batch", "datasets"],
+    ["batch", "compiled_forward", "datasets"],
     ["batches"],
     ["subject", "telling"],
     ["denominators"],

@@ -145,11 +145,11 @@ class Evaluator:
         return totals.double().tolist(), right.double().tolist()
 
     def _alone(
-        self, leaves: Sequence[Tensor], chunk: Batch, *, check: bool = True
+        self, leaves: Sequence[Tensor], chunk: Batch, *, check: bool = True, forward: bool = True
     ) -> tuple[Tensor, Tensor]:
         """Loss and right labels of a chunk, summed, at one point."""
         own = chunk.copy() if self._writes else chunk  # The next point must find it as it was.
-        total, output = self._objective.total_and_output(leaves, own, check=check)
+        total, output = self._objective.total_and_output(leaves, own, check=check, forward=forward)
         return total, self._right(output, chunk.target) if self.classes else torch.zeros_like(total)
 
     def _together(
@@ -158,7 +158,7 @@ class Evaluator:
         """Loss and right labels of a chunk, summed, at all points of a stack."""
 
         def one(*leaves: Tensor) -> tuple[Tensor, Tensor]:
-            return self._alone(leaves, chunk, check=check)
+            return self._alone(leaves, chunk, check=check, forward=False)
 
         totals, right = torch.func.vmap(one)(*stack)
         return totals, right

@@ -98,8 +98,13 @@ class Objective:
         return self.total_of(self._subject, leaves, chunk)
 
     def value(self, leaves: Sequence[Tensor], chunk: Batch) -> float:
-        """The loss summed over a chunk, as a number."""
-        return self._subject.holding(leaves, lambda: float(self.total(leaves, chunk)))
+        """The loss summed over a chunk, as a number; nothing is differentiated."""
+
+        def total() -> float:
+            returned = self._raw(self._subject, leaves, chunk, forward=True)
+            return float(self._scaled(returned, chunk))
+
+        return self._subject.holding(leaves, total)
 
     def total_and_gradient(
         self, leaves: Sequence[Tensor], chunk: Batch
@@ -113,10 +118,20 @@ class Objective:
         return self._subject.holding(leaves, both)
 
     def total_and_output(
-        self, leaves: Sequence[Tensor], chunk: Batch, *, check: bool = True
+        self, leaves: Sequence[Tensor], chunk: Batch, *, check: bool = True, forward: bool = False
     ) -> tuple[Tensor, Any]:
-        """The loss summed over a chunk, and the output; `check` whether the targets fit it."""
-        output = self._subject(leaves, chunk, with_labels=self.loss.own)
+        """The loss summed over a chunk, and the output.
+
+        Args:
+            leaves: The values of the trainable parameters.
+            chunk: The chunk.
+            check: Whether to see that the targets fit the output.
+            forward: Whether nothing will be differentiated, so that the compiler may be used.
+
+        Returns:
+            The sum and what the model returned.
+        """
+        output = self._subject(leaves, chunk, with_labels=self.loss.own, forward=forward)
         if check:
             self.loss.check(output, chunk.target)
         return self._scaled(self.loss.total(output, chunk.target), chunk), output
@@ -222,9 +237,11 @@ class Objective:
                 "ignored or has weight zero, so there is no loss to measure."
             )
 
-    def _raw(self, subject: Subject, leaves: Sequence[Tensor], chunk: Batch) -> Tensor:
+    def _raw(
+        self, subject: Subject, leaves: Sequence[Tensor], chunk: Batch, *, forward: bool = False
+    ) -> Tensor:
         """What the loss function itself returns: a total if its count is known, else a mean."""
-        output = subject(leaves, chunk, with_labels=self.loss.own)
+        output = subject(leaves, chunk, with_labels=self.loss.own, forward=forward)
         self.loss.check(output, chunk.target)
         return self.loss.total(output, chunk.target)
 

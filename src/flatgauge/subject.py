@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from flatgauge.batch import Batch
 from flatgauge.compiled import compiled_parts, in_words, is_compiled
+from flatgauge.compiled_forward import CompiledForward
 from flatgauge.nested import map_tensors, tensors
 
 #: Single-precision numbers in a vector register.
@@ -44,14 +46,19 @@ class Subject:
         leaves: Their values, as leaves to differentiate by.
         dtype: The precision of the computation.
         device: Where it runs.
-        notes: What was done to the model to make it measurable.
+
+    Args:
+        model: The module.
+        dtype: The precision of the computation; None follows the model.
+        compiles: Whether passes without derivatives go through torch.compile.
     """
 
-    def __init__(self, model: Any, dtype: torch.dtype | None) -> None:
-        self.notes: list[str] = []
+    def __init__(self, model: Any, dtype: torch.dtype | None, *, compiles: bool = False) -> None:
+        self._notes: list[str] = []
         self.model = unwrapped(model)
+        self._forward = CompiledForward(self.model) if compiles else None
         if parts := [""] if is_compiled(model) else compiled_parts(self.model):
-            self.notes.append(
+            self._notes.append(
                 f"compiled by torch.compile: {in_words(parts)}; measured without, as a compiled "
                 "backward pass has no derivative"
             )
@@ -65,6 +72,11 @@ class Subject:
         self._buffers: set[str] = set()
         self._channels_last = False
         self.refresh()
+
+    @property
+    def notes(self) -> list[str]:
+        """What was done to the model to make it measurable."""
+        return self._notes + (self._forward.notes if self._forward is not None else [])
 
     def lay_out(self, few: Batch, evaluate: Callable[[Batch], Any]) -> None:
         """Choose how images lie in memory: with channels last where convolutions gain by it.
@@ -136,13 +148,16 @@ class Subject:
         self._others = copies
         return True
 
-    def __call__(self, leaves: Sequence[Tensor], batch: Batch, *, with_labels: bool) -> Any:
+    def __call__(
+        self, leaves: Sequence[Tensor], batch: Batch, *, with_labels: bool, forward: bool = False
+    ) -> Any:
         """Call the model with other values for its trainable parameters.
 
         Args:
             leaves: The values, in the order of `names`.
             batch: What to call it on.
             with_labels: Whether a dict batch passes its labels on to the model.
+            forward: Whether nothing will be differentiated, so that the compiler may be used.
 
         Returns:
             What the model returns.
@@ -154,7 +169,12 @@ class Subject:
         }
         state |= zip(self.names, leaves, strict=True)
         arguments, keywords = self.arguments(batch, with_labels=with_labels)
-        return torch.func.functional_call(self.model, state, arguments, keywords)
+        compiled = self._forward if forward else None
+        if compiled is None:
+            return torch.func.functional_call(self.model, state, arguments, keywords)
+        held = {f"held.{name}": value for name, value in state.items()}
+        action = partial(compiled, arguments, keywords)
+        return torch.func.functional_call(self._holder, held, (action,))
 
     @property
     def state(self) -> dict[str, Tensor]:
@@ -218,7 +238,7 @@ class Subject:
             return torch.float64
         if own != {torch.float32}:
             names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in own))
-            self.notes.append(f"the parameters are {names}; measured in float32")
+            self._notes.append(f"the parameters are {names}; measured in float32")
         return torch.float32
 
 

@@ -72,6 +72,9 @@ class LossSurface:
             inputs if it has no targets), where that cannot be found by watching it.
         products: How to differentiate twice: ``"reverse"``, ``"forward"``, ``"differences"``, or
             ``"auto"`` for the first of these that works.
+        compile: Whether passes without derivatives (values, landscapes, expectations) go through
+            `torch.compile`. It is tried out against the model itself, and left out where it fails
+            or gives something else.
         check_data: Whether to read a loader twice to see that it gives the same samples.
 
     Raises:
@@ -99,6 +102,7 @@ class LossSurface:
         weight_decay: float = 0.0,
         denominator: Callable[[Any], float] | None = None,
         products: str = "auto",
+        compile: bool = False,
         check_data: bool = True,
     ) -> None:
         check_order(model, loss, data)
@@ -106,7 +110,7 @@ class LossSurface:
         self._loss: Loss = resolve_loss(loss, denominator)
         with ALONE, torch.inference_mode(False):
             before = resident()
-            self._subject = Subject(model, dtype)
+            self._subject = Subject(model, dtype, compiles=compile)
             self.memory = available(self.device) // 2 if memory == "auto" else parse_bytes(memory)
             self._batches = Batches(data, room=self.memory // 4, check=check_data)
             self._objective = Objective(self._subject, self._loss, self._batches, denominator)
