@@ -135,7 +135,9 @@ def _of_whole_batches(
     loss: Loss, chosen: dict[str, Count], batches: Batches, evaluate: Callable[..., Tensor]
 ) -> tuple[Count, list[str]]:
     """The count of batches that cannot be split: it must be known, as it cannot be found."""
-    first = next(iter(batches))
+    processes = batches.processes
+    first = processes.first(processes.attempt("the first batch", lambda: next(iter(batches), None)))
+    assert first is not None
     if not chosen:
         raise ValueError(_CANNOT_SPLIT.format(loss.name, obstacle(first)))
     _evaluated_twice(first, evaluate)
@@ -198,6 +200,26 @@ def _confirmed(
     evaluate: Callable[..., Tensor],
 ) -> dict[str, Count]:
     """The candidates that hold for all data: chunk by chunk, beside samples of the same kind."""
+    processes = batches.processes
+    counts, tallies = processes.attempt(
+        "what the mean is over", lambda: _seen(loss, counts, batches, choice, evaluate)
+    )
+    found = processes.gathered((list(counts), tallies))
+    counts = {n: count for n, count in counts.items() if all(n in names for names, _ in found)}
+    if not counts:
+        raise ValueError(_NO_MEAN.format(loss.name))
+    _check_unambiguous(loss, {n: [x for _, each in found for x in each[n]] for n in counts})
+    return counts
+
+
+def _seen(
+    loss: Loss,
+    counts: dict[str, Count],
+    batches: Batches,
+    choice: Choice,
+    evaluate: Callable[..., Tensor],
+) -> tuple[dict[str, Count], dict[str, list[float]]]:
+    """The candidates that hold for the data of this process, and what each counts by chunk."""
     beside: dict[Hashable, tuple[Batch, Tensor]] = {}
     together = choice.samples()
     tallies: dict[str, list[float]] = {name: [] for name in counts}
@@ -224,8 +246,7 @@ def _confirmed(
         }
         if not counts:
             raise ValueError(_NO_MEAN.format(loss.name))
-    _check_unambiguous(loss, {name: tallies[name] for name in counts})
-    return counts
+    return counts, tallies
 
 
 def _holds(whole: Tensor, weights: list[float], parts: list[Tensor]) -> bool:

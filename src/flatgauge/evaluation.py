@@ -97,19 +97,30 @@ class Evaluator:
         Returns:
             Loss and accuracy, in the order of the points.
         """
-        surface = self._surface
+        surface, processes = self._surface, self._surface.processes
         sums, labels = [_Sums() for _ in points], 0
         with isolated(surface.model, surface.device), torch.no_grad():
             leaves = [self._leaves(point) for point in points]
             stacks = list(self._stacked(leaves, 1 if alone else self.stack))
-            for chunk in self._objective.chunks(surface.chunk):
-                labels += self._labels(chunk.target)
-                for start, stack in stacks:
-                    totals, right = self._judged(stack, chunk, first=start == 0)
-                    for place, (total, hits) in enumerate(zip(totals, right, strict=True), start):
-                        if place < len(sums):
-                            sums[place].loss += total
-                            sums[place].right += hits
+            size = surface.chunk
+
+            def add() -> None:
+                nonlocal labels
+                for chunk in self._objective.chunks(size):
+                    labels += self._labels(chunk.target)
+                    for start, stack in stacks:
+                        totals, right = self._judged(stack, chunk, first=start == 0)
+                        judged = zip(totals, right, strict=True)
+                        for place, (total, hits) in enumerate(judged, start):
+                            if place < len(sums):
+                                sums[place].loss += total
+                                sums[place].right += hits
+
+            processes.attempt("losses at points", add, same=points)
+        every = processes.gathered((sums, labels))
+        if len(every) > 1:
+            labels = sum(known for _, known in every)
+            sums = [_added(parts) for parts in zip(*(known for known, _ in every), strict=True)]
         count = self._objective.count
         losses = [
             one.loss / count + surface.penalty(leaf) for one, leaf in zip(sums, leaves, strict=True)
@@ -221,6 +232,15 @@ class Evaluator:
                 return False
         alike = torch.isclose(both[0][0], one, rtol=1e-4, atol=1e-6)
         return bool(alike) and float(both[1][0]) == float(right)
+
+
+def _added(parts: Sequence[_Sums]) -> _Sums:
+    """What all processes have added up for one point."""
+    total = _Sums()
+    for part in parts:
+        total.loss += part.loss
+        total.right += part.right
+    return total
 
 
 def _versions(batch: Batch) -> list[int]:

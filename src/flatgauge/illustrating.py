@@ -9,6 +9,7 @@ from typing import Any
 
 from flatgauge.certifying import certify
 from flatgauge.landscaping import landscape
+from flatgauge.processes import GroupError
 from flatgauge.progress import Progress
 from flatgauge.report import Certificate
 from flatgauge.report.drawable import Drawable
@@ -77,6 +78,7 @@ def illustrate(
 
     Raises:
         ValueError: If there is no such part.
+        GroupError: If the processes that measure together cannot go on.
     """
     wanted = set(parts)
     if unknown := wanted - set(PARTS):
@@ -93,6 +95,8 @@ def illustrate(
             progress(name, done, len(pieces))
         try:
             compute()
+        except GroupError:
+            raise
         except Exception as error:  # The user's model is read and run in ways of many kinds.
             found.remarks.append(f"no {name}: {str(error) or type(error).__name__}")
     return found

@@ -76,13 +76,14 @@ def measure(
         >>> report["hessian_trace"].value
         26.0
     """
-    wanted, keep = checked_request(surface, measures, gauge, seed), as_keeper(save)
+    wanted = checked_request(surface, measures, gauge, seed)
     strict = measures is not None  # Asked for by name: the answer may be an error.
     sweeps = strict and any(set(item.needs) & set(PARTS) for item, _ in wanted)
-    foreseen = memory_estimate(surface, sweep=sweeps)  # What cannot fit is refused before it runs.
-    if progress is True:
-        sys.stderr.write(f"{foreseen}\n")
-    with shown(progress, surface) as tell:
+    with surface.processes.together("measure"), shown(progress, surface) as tell:
+        keep = as_keeper(save, surface.processes)
+        foreseen = memory_estimate(surface, sweep=sweeps)  # What cannot fit is refused first.
+        if progress is True and not surface.processes.rank:
+            sys.stderr.write(f"{foreseen}\n")
         return report_of(surface, wanted, seed=seed, strict=strict, progress=tell, keep=keep)
 
 

@@ -20,6 +20,7 @@ from flatgauge.isolation import isolated
 from flatgauge.loss import Loss
 from flatgauge.memory import give_back, saved_bytes
 from flatgauge.nested import tensors
+from flatgauge.processes import Processes
 from flatgauge.products import (
     REENTRANT,
     GradientGraph,
@@ -74,6 +75,7 @@ class Objective:
         self.loss = loss
         self._batches = batches
         self._bytes: tuple[float, float] | None = None
+        self._examples: dict[int, Batch] = {}
         self.listener: Callable[[int], None] | None = None
         self.ceiling: int | None = None
         with isolated(subject.model, subject.device):
@@ -92,6 +94,11 @@ class Objective:
                     loss, batches, partial(self._evaluated, double), denominator
                 )
         self._count_all()
+
+    @property
+    def processes(self) -> Processes:
+        """Who sums over the data together."""
+        return self._batches.processes
 
     def total(self, leaves: Sequence[Tensor], chunk: Batch) -> Tensor:
         """The loss summed over a chunk, at given values of the trainable parameters."""
@@ -150,7 +157,7 @@ class Objective:
         """
         other, known = copy.copy(self), loss.count
         assert known is not None
-        other._subject, other.loss, other.notes = subject, loss, []
+        other._subject, other.loss, other.notes, other._examples = subject, loss, [], {}
         other._count_of = lambda batch: known(batch.target)
         other.forget_costs()
         with isolated(subject.model, subject.device):
@@ -164,7 +171,7 @@ class Objective:
         Args:
             batches: The samples.
         """
-        self._batches = batches
+        self._batches, self._examples = batches, {}
         self._count_all()
 
     def forget_costs(self) -> None:
@@ -207,7 +214,29 @@ class Objective:
 
     def few(self) -> Batch:
         """A few samples that count, to try things out on."""
-        return next(self.chunks(_FEW))
+        return self.example(_FEW)
+
+    def example(self, samples: int) -> Batch:
+        """The first samples that count, the same in all processes, on the model's device.
+
+        Args:
+            samples: How many, at most.
+
+        Returns:
+            The batch.
+        """
+        if samples not in self._examples:
+            found = self._first(samples, lambda chunk: self._count_of(chunk) != 0)
+            self._examples[samples] = found.copy()  # A view would be copied with all data.
+        return self._subject.place(self._examples[samples])
+
+    def _first(self, samples: int, counts: Callable[[Batch], bool]) -> Batch:
+        """The first chunk that counts, of the first process that has one."""
+        processes, chunks = self.processes, self._batches.chunks(samples)
+        own = processes.attempt("an example", lambda: next(filter(counts, chunks), None))
+        found = processes.first(own)
+        assert found is not None  # Else there is no data, or nothing in it counts.
+        return found
 
     def total_of(self, subject: Subject, leaves: Sequence[Tensor], chunk: Batch) -> Tensor:
         """The loss summed over a chunk, by another subject (the model in double precision)."""
@@ -215,7 +244,10 @@ class Objective:
 
     def _count_all(self) -> None:
         """Add up the denominator of the whole data set."""
-        self.count = sum(self._count_of(batch) for batch in self._batches)
+        own = self.processes.attempt(
+            "the denominator", lambda: sum(self._count_of(batch) for batch in self._batches)
+        )
+        self.count = self.processes.sum(own)
         if not self.count > 0:
             raise ValueError(
                 f"the denominator of the loss over all data is {self.count}; every label is "
@@ -270,7 +302,7 @@ class Objective:
 
     def _try_out(self) -> None:
         """Call model and loss on a few samples, so that misfits are told here and clearly."""
-        few = next(self._batches.chunks(_FEW))
+        few = self._first(_FEW, lambda chunk: True)
         few = self._subject.place(few.rows(slice(_FEW)) if few.splittable else few)
         with torch.no_grad():
             try:

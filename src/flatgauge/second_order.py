@@ -127,8 +127,11 @@ class SecondOrder:
         sums = Sums(zeros)
         while self.method != "differences":
             method, leaves = self.method, self._subject.leaves
+            work = partial(self._add, method, vectors, sums, chunk)
             try:
-                self._subject.holding(leaves, lambda: self._add(method, vectors, sums, chunk))  # noqa: B023
+                self._objective.processes.attempt(
+                    "a Hessian product", partial(self._subject.holding, leaves, work), same=columns
+                )
             except DeadEnd as error:  # In a branch that no sample has taken so far.
                 self.release()
                 if self._asked is not None:

@@ -89,7 +89,7 @@ class Sweeper:
         self._subject = surface.subject
         self._plans: dict[Any, Plan] = {}
         with isolated(surface.model, surface.device):
-            self.plan = self.plan_for(next(surface.objective.chunks(4)))
+            self.plan = self.plan_for(surface.objective.few())
 
     @property
     def _values(self) -> dict[str, Tensor]:

@@ -136,7 +136,12 @@ def _heldout(surface: LossSurface, holdout: Any) -> ZeroOne | None:
         )
     if not isinstance(holdout, LossSurface):
         holdout = LossSurface(
-            surface.model, "cross_entropy", holdout, dtype=surface.dtype, chunk=surface.most_samples
+            surface.model,
+            "cross_entropy",
+            holdout,
+            dtype=surface.dtype,
+            chunk=surface.most_samples,
+            processes=surface.processes,
         )
     return ZeroOne(surface, holdout)
 

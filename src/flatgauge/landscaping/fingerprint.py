@@ -6,10 +6,12 @@ import hashlib
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
+from flatgauge.batch import digests
 from flatgauge.isolation import isolated
-from flatgauge.nested import tensors
 from flatgauge.surface import LossSurface
 
 
@@ -43,16 +45,19 @@ def digest(values: Iterable[Tensor]) -> str:
 
 
 def _data(surface: LossSurface) -> str:
-    """The samples in their order, whatever chunks they come in."""
-    columns: list[Any] = []
+    """The samples in their order, whatever chunks they come in, and in whatever processes."""
+    size, processes = surface.chunk, surface.processes
+
+    def read() -> NDArray[np.int64]:
+        chunks = surface.objective.chunks(size)
+        return np.array([one for chunk in chunks for one in digests(chunk)], dtype=np.int64)
+
     with isolated(surface.model, surface.device):
-        for chunk in surface.objective.chunks(surface.chunk):
-            for place, tensor in enumerate(tensors((chunk.inputs, chunk.target))):
-                if place == len(columns):
-                    columns.append(hashlib.blake2b(digest_size=16))
-                    columns[place].update(f"{tuple(tensor.shape[1:])} {tensor.dtype}".encode())
-                columns[place].update(_bits(tensor))
-    return "-".join(column.hexdigest() for column in columns)
+        own = processes.attempt("the data", read)
+    found = hashlib.blake2b(digest_size=16)
+    for numbers in processes.gathered(own):
+        found.update(numbers.tobytes())
+    return found.hexdigest()
 
 
 def _bits(value: Tensor) -> bytes:
