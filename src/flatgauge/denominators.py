@@ -201,14 +201,13 @@ def _confirmed(
 ) -> dict[str, Count]:
     """The candidates that hold for all data: chunk by chunk, beside samples of the same kind."""
     processes = batches.processes
-    counts, tallies = processes.attempt(
+    found = processes.collected(
         "what the mean is over", lambda: _seen(loss, counts, batches, choice, evaluate)
     )
-    found = processes.gathered((list(counts), tallies))
-    counts = {n: count for n, count in counts.items() if all(n in names for names, _ in found)}
+    counts = {name: count for name, count in counts.items() if all(name in one for one in found)}
     if not counts:
         raise ValueError(_NO_MEAN.format(loss.name))
-    _check_unambiguous(loss, {n: [x for _, each in found for x in each[n]] for n in counts})
+    _check_unambiguous(loss, {n: [x for one in found for x in one[n]] for n in counts})
     return counts
 
 
@@ -218,8 +217,8 @@ def _seen(
     batches: Batches,
     choice: Choice,
     evaluate: Callable[..., Tensor],
-) -> tuple[dict[str, Count], dict[str, list[float]]]:
-    """The candidates that hold for the data of this process, and what each counts by chunk."""
+) -> dict[str, list[float]]:
+    """The candidates that hold for the data of this process, with what each counts by chunk."""
     beside: dict[Hashable, tuple[Batch, Tensor]] = {}
     together = choice.samples()
     tallies: dict[str, list[float]] = {name: [] for name in counts}
@@ -246,7 +245,7 @@ def _seen(
         }
         if not counts:
             raise ValueError(_NO_MEAN.format(loss.name))
-    return counts, tallies
+    return {name: tallies[name] for name in counts}
 
 
 def _holds(whole: Tensor, weights: list[float], parts: list[Tensor]) -> bool:

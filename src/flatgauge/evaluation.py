@@ -97,15 +97,14 @@ class Evaluator:
         Returns:
             Loss and accuracy, in the order of the points.
         """
-        surface, processes = self._surface, self._surface.processes
-        sums, labels = [_Sums() for _ in points], 0
+        surface = self._surface
         with isolated(surface.model, surface.device), torch.no_grad():
             leaves = [self._leaves(point) for point in points]
             stacks = list(self._stacked(leaves, 1 if alone else self.stack))
             size = surface.chunk
 
-            def add() -> None:
-                nonlocal labels
+            def add() -> tuple[list[_Sums], int]:
+                sums, labels = [_Sums() for _ in points], 0
                 for chunk in self._objective.chunks(size):
                     labels += self._labels(chunk.target)
                     for start, stack in stacks:
@@ -115,12 +114,11 @@ class Evaluator:
                             if place < len(sums):
                                 sums[place].loss += total
                                 sums[place].right += hits
+                return sums, labels
 
-            processes.attempt("losses at points", add, same=points)
-        every = processes.gathered((sums, labels))
-        if len(every) > 1:
-            labels = sum(known for _, known in every)
-            sums = [_added(parts) for parts in zip(*(known for known, _ in every), strict=True)]
+            every = surface.processes.collected("losses at points", add, same=points)
+        labels = sum(known for _, known in every)
+        sums = [_added(parts) for parts in zip(*(known for known, _ in every), strict=True)]
         count = self._objective.count
         losses = [
             one.loss / count + surface.penalty(leaf) for one, leaf in zip(sums, leaves, strict=True)

@@ -244,10 +244,9 @@ class Objective:
 
     def _count_all(self) -> None:
         """Add up the denominator of the whole data set."""
-        own = self.processes.attempt(
+        self.count = self.processes.sum(
             "the denominator", lambda: sum(self._count_of(batch) for batch in self._batches)
         )
-        self.count = self.processes.sum(own)
         if not self.count > 0:
             raise ValueError(
                 f"the denominator of the loss over all data is {self.count}; every label is "

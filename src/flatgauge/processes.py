@@ -36,7 +36,13 @@ _SHORT, _SMALL = 2048, 2**15
 
 
 class GroupError(ConnectionError):
-    """The processes of a group cannot go on together."""
+    """The processes of a group cannot go on together.
+
+    Attributes:
+        lost: The rank that does not answer any more, if it is known.
+    """
+
+    lost: int | None = None
 
 
 class Processes:
@@ -63,6 +69,28 @@ class Processes:
             What this process has computed.
         """
         return compute()
+
+    def collected(
+        self, what: str, compute: Callable[[], T], same: Iterable[Tensor] = ()
+    ) -> list[T]:
+        """Do this process's part of something, and see those of all, in the order of the ranks.
+
+        Args:
+            what: What it is.
+            compute: The part, which gives something small; nothing may be exchanged in it.
+            same: Tensors that must be the same everywhere.
+
+        Returns:
+            What every process has computed.
+        """
+        return [compute()]
+
+    def sum(self, what: str, compute: Callable[[], float], same: Iterable[Tensor] = ()) -> float:
+        """Do this process's part of something, and add up the numbers that come out."""
+        total = 0.0
+        for one in self.collected(what, compute, same):
+            total += one
+        return total
 
     def total(self, numbers: Tensor) -> Tensor:
         """Add up tensors of one shape; those of several processes in double precision.
@@ -102,13 +130,6 @@ class Processes:
     def gathered(self, item: T) -> list[T]:
         """What every process has, in the order of the ranks."""
         return [item]
-
-    def sum(self, number: float) -> float:
-        """Add up one number of every process."""
-        total = 0.0
-        for one in self.gathered(number):
-            total += one
-        return total
 
     def first(self, item: T | None) -> T | None:
         """What the first process has that has anything."""
@@ -165,7 +186,7 @@ class Group(Processes):
         self.rank, self.size = dist.get_rank(members), len(self._ranks)
         self.bytes = 0
         self._members = members
-        self._broken: str | None = None
+        self._broken: GroupError | None = None
         self._depth = 0
         # A group of its own for words, and for sums on the CPU: whatever backend the user's has,
         # and whatever else it carries.
@@ -177,6 +198,23 @@ class Group(Processes):
 
     def attempt(self, what: str, compute: Callable[[], T], same: Iterable[Tensor] = ()) -> T:
         """Do this process's part; an error of one rank is raised on all."""
+        return self._done(what, compute, same, lambda found: None)[0]
+
+    def collected(
+        self, what: str, compute: Callable[[], T], same: Iterable[Tensor] = ()
+    ) -> list[T]:
+        """Do this process's part, and see those of all."""
+        words = self._done(what, compute, same, lambda found: found)[1]
+        return [said.item for said in words]
+
+    def _done(
+        self,
+        what: str,
+        compute: Callable[[], T],
+        same: Iterable[Tensor],
+        shown: Callable[[T], Any],
+    ) -> tuple[T, list[_Words]]:
+        """What this process has computed, and what all say of it."""
         try:
             found, digest = compute(), digest_of(same)
         except GroupError:
@@ -185,8 +223,7 @@ class Group(Processes):
             if not _is_told(error):
                 self._agree(_Words(what, error=_described(error)), error)
             raise
-        self._agree(_Words(what, digest))
-        return found
+        return found, self._agree(_Words(what, digest, item=shown(found)))
 
     def total(self, numbers: Tensor) -> Tensor:
         """Add up tensors of one shape."""
@@ -318,14 +355,14 @@ class Group(Processes):
     def _exchange(self, own: _Words) -> list[_Words]:
         """Tell rank 0, and hear from it what everybody has said."""
         if self._broken is not None:
-            raise GroupError(self._broken)
+            raise self._broken
         if self.rank:
             try:
                 self._send(0, own)
                 words: list[_Words] | str = self._receive(0)
             except RuntimeError as error:
                 raise self._over(
-                    f"rank 0 was lost before {own.what!r} was done ({_first_line(error)})"
+                    f"rank 0 was lost before {own.what!r} was done ({_first_line(error)})", 0
                 ) from error
         else:
             words = self._heard(own)
@@ -335,7 +372,7 @@ class Group(Processes):
 
     def _heard(self, own: _Words) -> list[_Words] | str:
         """Listen to all ranks, and tell everybody; where one is lost, which."""
-        words, lost = [own], ""
+        words, lost = [pickle.loads(_pickled(own))], ""  # A copy, as all others have.
         for rank in range(1, self.size):
             try:
                 words.append(self._receive(rank))
@@ -351,15 +388,16 @@ class Group(Processes):
                 lost = lost or f"rank {rank} was lost at {own.what!r} ({_first_line(error)})"
         return lost or words
 
-    def _over(self, text: str) -> GroupError:
+    def _over(self, text: str, lost: int | None = None) -> GroupError:
         """Note that nothing can be exchanged any more."""
-        self._broken = f"{text}. Nothing more can be measured together; start all ranks anew."
-        return GroupError(self._broken)
+        self._broken = GroupError(
+            f"{text}. Nothing more can be measured together; start all ranks anew."
+        )
+        self._broken.lost = lost
+        return self._broken
 
     def _send(self, rank: int, item: Any) -> None:
-        file = io.BytesIO()
-        _Pickler(file).dump(item)
-        contents = file.getvalue()
+        contents = _pickled(item)
         head = torch.zeros(_SHORT + 8, dtype=torch.uint8)
         head[:8] = torch.tensor([len(contents)]).view(torch.uint8)
         body = torch.frombuffer(bytearray(contents), dtype=torch.uint8)
@@ -388,6 +426,12 @@ class _Pickler(pickle.Pickler):
         if isinstance(item, Tensor) and item.device.type != "cpu":
             return item.detach().cpu().__reduce_ex__(pickle.HIGHEST_PROTOCOL)
         return NotImplemented
+
+
+def _pickled(item: Any) -> bytes:
+    file = io.BytesIO()
+    _Pickler(file).dump(item)
+    return file.getvalue()
 
 
 #: One for every group: its sockets are opened once.

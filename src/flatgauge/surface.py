@@ -269,7 +269,7 @@ class LossSurface:
                     total += self._objective.value(leaves, batch)
                 return total
 
-            total = self.processes.sum(self.processes.attempt("the loss", summed, same=leaves))
+            total = self.processes.sum("the loss", summed, same=leaves)
             value = total / self._objective.count + self.penalty(leaves)
             if point is None:
                 self._value = finite_loss(value)
@@ -316,7 +316,7 @@ class LossSurface:
                     sums.settle()
                 return total
 
-            total = self.processes.sum(self.processes.attempt("the gradient", summed, same=leaves))
+            total = self.processes.sum("the gradient", summed, same=leaves)
             value = total / self._objective.count + self.penalty(leaves)
             gradient = self.processes.total(sums.total()) / self._objective.count
             gradient = gradient.to(self.dtype)

@@ -283,15 +283,14 @@ def _swept(
     """Sweep all data; what every parameter gathered, and the samples' shares in the count."""
     tallies = {name: Tally() for name in names}
     shares: list[Tensor] = []
-    left_out = 0
     if columns is not None:
         wanted |= {"columns"}
     passes = sweeper.passes(
         names, wanted, all_columns=all_columns, generator=generator, scales=scales
     )
 
-    def sweep() -> None:
-        nonlocal left_out
+    def sweep() -> int:
+        left_out = 0
         for chunk in passes:
             for column in chunk.columns:
                 chunk.pass_back(column)
@@ -310,16 +309,16 @@ def _swept(
                     tallies[name].add_size(size)
             shares.append(chunk.shares)
             left_out += chunk.left_out
+        return left_out
 
     surface = sweeper.surface
-    surface.processes.attempt("the sweep", sweep, same=surface.subject.leaves)
+    without = surface.processes.sum("the sweep", sweep, same=surface.subject.leaves)
     together = rows_of(shares, surface.device)
     if surface.processes.size > 1:
         together = _joined(tallies, together, surface)
-        left_out = int(surface.processes.sum(left_out))
     if not together.any():
         raise ValueError(NO_LOSS)
-    return tallies, together, left_out
+    return tallies, together, int(without)
 
 
 def _joined(tallies: Mapping[str, Tally], shares: Tensor, surface: LossSurface) -> Tensor:

@@ -103,7 +103,7 @@ class LayerBlock(Operator):
         super().__init__(size, surface.dtype, surface.device)
         self._layer, self._kept, self._counts = layer, kept, counts
         self._decay, self._processes = surface.weight_decay, surface.processes
-        self._count = self._processes.sum(float(counts.sum()))
+        self._count = self._processes.sum("counts", lambda: float(counts.sum()))
 
     def __matmul__(self, vectors: Tensor) -> Tensor:
         columns = vectors.reshape(self.shape[0], -1).T

@@ -75,10 +75,8 @@ def input_spreads(sweeper: Sweeper) -> dict[str, Tensor]:
     names = [name for name in plan.layers if plan.times_read(name) == 1]
 
     def measured() -> dict[str, Tensor]:
-        own = {name: Moments() for name in names}
-        processes = sweeper.surface.processes
-        processes.attempt("inputs of layers", lambda: _read(sweeper, own))
-        moments, *others = processes.gathered(own)
+        collected = sweeper.surface.processes.collected
+        moments, *others = collected("inputs of layers", lambda: _read(sweeper, names))
         for name in names:
             for other in others:
                 moments[name].join(other[name])
@@ -91,9 +89,9 @@ def input_spreads(sweeper: Sweeper) -> dict[str, Tensor]:
     return sweeper.surface.recall(("input spreads", sweeper.loss.name), measured)
 
 
-def _read(sweeper: Sweeper, moments: dict[str, Moments]) -> None:
+def _read(sweeper: Sweeper, names: list[str]) -> dict[str, Moments]:
     """Run all data through the graph, listening at the layers' inputs."""
-    surface = sweeper.surface
+    surface, moments = sweeper.surface, {name: Moments() for name in names}
     with isolated(surface.model, surface.device):
         for batch in surface.objective.chunks(sweeper.chunk):
             kept = sweeper.counts_of(batch).nonzero()[:, 0].tolist()
@@ -107,6 +105,7 @@ def _read(sweeper: Sweeper, moments: dict[str, Moments]) -> None:
             inputs = sweeper.inputs_of(batch)
             with torch.no_grad():
                 plan.graph.run(surface.subject.state, inputs, listeners, plan.logits)
+    return moments
 
 
 def _listener(layer: Layer, moments: Moments) -> Callable[..., Any]:

@@ -81,7 +81,7 @@ def samples_without_loss(surface: LossSurface) -> int:
 def _counted_by_all(surface: LossSurface) -> int:
     """How many there are on all ranks."""
     chunk, processes = surface.chunk, surface.processes
-    return int(processes.sum(processes.attempt("outputs", lambda: _counted(surface, chunk))))
+    return int(processes.sum("outputs", lambda: _counted(surface, chunk)))
 
 
 def _counted(surface: LossSurface, chunk: int) -> int:

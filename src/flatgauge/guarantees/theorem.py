@@ -229,7 +229,7 @@ def _inputs(surface: LossSurface, paths: BasisPaths, sizes: _Sizes) -> tuple[flo
     weights = values[first.name].reshape(first.shape)
     matrix = weights if first.out_axis == 0 else weights.T  # (out, in)
     shift = values[first.bias] if first.bias is not None else torch.zeros(len(matrix))
-    chunk, processes = surface.chunk, surface.processes
+    chunk = surface.chunk
 
     def read() -> tuple[float, float]:
         largest, margin = 0.0, math.inf
@@ -243,7 +243,7 @@ def _inputs(surface: LossSurface, paths: BasisPaths, sizes: _Sizes) -> tuple[flo
                 margin = min(margin, float(reach.nan_to_num(0.0).min()))
         return largest, margin
 
-    found = processes.gathered(processes.attempt("the inputs", read))
+    found = surface.processes.collected("the inputs", read)
     largest = max(one for one, _ in found)
     return math.sqrt(largest + sizes.biases), min(margin for _, margin in found)
 
@@ -253,7 +253,7 @@ def _slope(surface: LossSurface) -> tuple[float, str]:
     if surface.loss_name in ("cross_entropy", "nll"):
         return math.sqrt(2), "of cross-entropy by the logits: at most √2"
     objective, subject = surface.objective, surface.subject
-    chunk, processes = surface.chunk, surface.processes
+    chunk = surface.chunk
 
     def read() -> float:
         largest = 0.0
@@ -268,7 +268,7 @@ def _slope(surface: LossSurface) -> tuple[float, str]:
         return largest
 
     with isolated(surface.model, surface.device):
-        largest = max(processes.gathered(processes.attempt("slopes of the loss", read)))
+        largest = max(surface.processes.collected("slopes of the loss", read))
     largest *= surface.samples / objective.count
     return largest, (
         f"largest slope of {surface.loss_name} by the outputs on the data: an estimate, as the "

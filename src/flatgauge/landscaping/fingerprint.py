@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flatgauge.batch import digests
-from flatgauge.isolation import isolated
 from flatgauge.surface import LossSurface
 
 
@@ -46,16 +45,14 @@ def digest(values: Iterable[Tensor]) -> str:
 
 def _data(surface: LossSurface) -> str:
     """The samples in their order, whatever chunks they come in, and in whatever processes."""
-    size, processes = surface.chunk, surface.processes
+    size = surface.chunk
 
     def read() -> NDArray[np.int64]:
         chunks = surface.objective.chunks(size)
         return np.array([one for chunk in chunks for one in digests(chunk)], dtype=np.int64)
 
-    with isolated(surface.model, surface.device):
-        own = processes.attempt("the data", read)
     found = hashlib.blake2b(digest_size=16)
-    for numbers in processes.gathered(own):
+    for numbers in surface.processes.collected("the data", read):
         found.update(numbers.tobytes())
     return found.hexdigest()
 
