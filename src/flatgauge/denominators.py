@@ -82,6 +82,8 @@ def find_count(
     batches: Batches,
     evaluate: Callable[..., Tensor],
     denominator: Callable[[Any], float] | None,
+    *,
+    whole: bool = True,
 ) -> tuple[Count, list[str]]:
     """Find what the loss of a batch must be multiplied by to give a sum over its samples.
 
@@ -91,6 +93,7 @@ def find_count(
         evaluate: The loss of a batch (as the user's function returns it, or a total) and its
             gradient, as one vector; without the latter if called with `gradient=False`.
         denominator: The user's own answer, from the targets (from the inputs if there are none).
+        whole: Whether to look at all data; else at single samples alone.
 
     Returns:
         The count of a batch, and notes on what was assumed.
@@ -112,7 +115,7 @@ def find_count(
     together = choice.samples()
     fitting = _fitting(loss, chosen or _candidates(), twice(together), evaluate)
     if loss.count is None:
-        fitting = _confirmed(loss, fitting, batches, choice, evaluate)
+        fitting = _confirmed(loss, fitting, batches, choice, evaluate if whole else None)
     alone = together.samples == 1
     notes = ["too few samples to check that the loss is a mean over them"] if alone else []
     return next(iter(fitting.values())), notes
@@ -197,7 +200,7 @@ def _confirmed(
     counts: dict[str, Count],
     batches: Batches,
     choice: Choice,
-    evaluate: Callable[..., Tensor],
+    evaluate: Callable[..., Tensor] | None,
 ) -> dict[str, Count]:
     """The candidates that hold for all data: chunk by chunk, beside samples of the same kind."""
     processes = batches.processes
@@ -216,7 +219,7 @@ def _seen(
     counts: dict[str, Count],
     batches: Batches,
     choice: Choice,
-    evaluate: Callable[..., Tensor],
+    evaluate: Callable[..., Tensor] | None,
 ) -> dict[str, list[float]]:
     """The candidates that hold for the data of this process, with what each counts by chunk."""
     beside: dict[Hashable, tuple[Batch, Tensor]] = {}
@@ -230,7 +233,7 @@ def _seen(
         for name, count in counts.items():
             tallies[name].append(count(chunk))
         kind = kind_of(chunk)
-        if kind == kind_of(together) and all_shown(chunk, choice):
+        if evaluate is None or (kind == kind_of(together) and all_shown(chunk, choice)):
             continue
         if kind not in beside:
             few = together if kind == kind_of(together) else chunk.rows(slice(_BESIDE)).copy()

@@ -16,6 +16,7 @@ from flatgauge.isolation import isolated
 from flatgauge.label_losses import IGNORED
 from flatgauge.loss import prediction
 from flatgauge.nested import tensors
+from flatgauge.objective import SHARDED
 from flatgauge.surface import LossSurface
 
 #: Points are stacked where one of them is less work on a chunk than this (weights and activations,
@@ -73,6 +74,8 @@ class Evaluator:
     """
 
     def __init__(self, surface: LossSurface, stack: int | None = None) -> None:
+        if surface.subject.sharded:
+            raise ValueError(SHARDED)
         self._surface, self._objective = surface, surface.objective
         ignored = self._objective.loss.ignored
         self._ignored = IGNORED if ignored is None else ignored

@@ -24,7 +24,6 @@ from flatgauge.processes import Processes
 from flatgauge.products import (
     REENTRANT,
     GradientGraph,
-    differentiate,
     nodes_from,
 )
 from flatgauge.subject import Subject
@@ -48,6 +47,15 @@ _ENTRIES = 256
 
 #: Samples on which memory and methods are tried out.
 _FEW = 4
+
+
+SHARDED = (
+    "the model is sharded by FSDP, and only its loss, its gradient and differences of the gradient "
+    "can be computed so: `epsilon_sharpness`, `expected_sharpness`, `adaptive_sharpness`, and "
+    "eigenvalues and traces by products. For everything else load the full state dict "
+    "(`torch.distributed.checkpoint.state_dict.get_model_state_dict` with `full_state_dict=True`) "
+    "into a plain model, on every rank; the data may stay sharded."
+)
 
 
 class Objective:
@@ -82,10 +90,16 @@ class Objective:
             self._try_out()
             try:
                 self._count_of, self.notes = find_count(
-                    loss, batches, partial(self._evaluated, subject), denominator
+                    loss,
+                    batches,
+                    partial(self._evaluated, subject),
+                    denominator,
+                    whole=not subject.sharded,
                 )
             except ValueError:
                 if subject.dtype is torch.float64 or subject.device.type == "mps":
+                    raise
+                if subject.sharded:
                     raise
                 # Kernels round differently for one sample, and a ReLU may flip: look again in
                 # double precision before refusing.
@@ -104,18 +118,19 @@ class Objective:
         """The loss summed over a chunk, at given values of the trainable parameters."""
         return self.total_of(self._subject, leaves, chunk)
 
-    def value(self, leaves: Sequence[Tensor], chunk: Batch) -> float:
+    def value(self, leaves: Sequence[Tensor], chunk: Batch, weight: float = 1.0) -> float:
         """The loss summed over a chunk, as a number."""
-        return self._subject.holding(leaves, lambda: float(self.total(leaves, chunk)))
+        return weight * self._subject.holding(leaves, lambda: float(self.total(leaves, chunk)))
 
     def total_and_gradient(
-        self, leaves: Sequence[Tensor], chunk: Batch
+        self, leaves: Sequence[Tensor], chunk: Batch, weight: float = 1.0
     ) -> tuple[float, Sequence[Tensor | None]]:
         """The loss summed over a chunk and its gradient, None where it does not depend."""
 
         def both() -> tuple[float, Sequence[Tensor | None]]:
             total = self.total(leaves, chunk)
-            return float(total.detach()), differentiate(total, leaves)
+            total = total if weight == 1.0 else weight * total
+            return float(total.detach()), self._subject.differentiate(total, leaves)
 
         return self._subject.holding(leaves, both)
 
@@ -134,6 +149,31 @@ class Objective:
 
     def chunks(self, size: int) -> Iterator[Batch]:
         """Every chunk that counts, in a fixed order, on the model's device."""
+        if self._subject.sharded:
+            raise ValueError(SHARDED)
+        yield from self._read(size)
+
+    def rounds(self, size: int) -> Iterator[tuple[Batch, float]]:
+        """Every chunk that counts with a weight of one; as many rounds in every process.
+
+        Where parameters are sharded, no process can run the model alone: one whose chunks are at an
+        end goes on with an example of weight zero.
+
+        Args:
+            size: The largest chunk.
+
+        Yields:
+            Chunks and weights.
+        """
+        if not self._subject.sharded:
+            yield from ((chunk, 1.0) for chunk in self.chunks(size))
+            return
+        own, idle = sum(1 for _ in self._read(size)), self.example(1)
+        rounds = max(self.processes.gathered(own))
+        yield from ((chunk, 1.0) for chunk in self._read(size))
+        yield from ((idle, 0.0) for _ in range(own, rounds))
+
+    def _read(self, size: int) -> Iterator[Batch]:
         for chunk in self._batches.chunks(size):
             if self._count_of(chunk) != 0:
                 yield self._subject.place(chunk)
@@ -276,7 +316,7 @@ class Objective:
 
         def loss_and_pieces() -> tuple[Tensor, Sequence[Tensor | None]]:
             value = self._raw(subject, leaves, subject.place(batch))
-            return value, differentiate(value, leaves)
+            return value, subject.differentiate(value, leaves)
 
         value, pieces = subject.holding(leaves, loss_and_pieces)
         parts = [
@@ -291,6 +331,8 @@ class Objective:
         leaves = self._subject.leaves
         known = chain(leaves, tensors((batch.inputs, batch.target)))
         try:
+            if self._subject.sharded:
+                raise NotImplementedError
             graph = self._subject.holding(
                 leaves, lambda: GradientGraph(lambda values: self.total(values, batch), leaves)
             )

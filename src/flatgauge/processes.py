@@ -522,5 +522,5 @@ def _is_told(error: Exception) -> bool:
 
 def _first_line(error: Exception) -> str:
     """The first line of a message, without the place in the C++ sources that it begins with."""
-    line = str(error).strip().splitlines()[0]
+    line = str(error).strip().splitlines()[0].split(". ")[0]
     return line.split("] ", 1)[1] if line.startswith("[/") and "] " in line else line

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from flatgauge.batch import Batch
 from flatgauge.compiled import compiled_parts, in_words, is_compiled
 from flatgauge.nested import map_tensors, tensors
+from flatgauge.products import differentiate
 
 #: Single-precision numbers in a vector register.
 _REGISTER = 16
@@ -45,7 +46,10 @@ class Subject:
         dtype: The precision of the computation.
         device: Where it runs.
         notes: What was done to the model to make it measurable.
+        sharded: Whether every process holds a part of every parameter only.
     """
+
+    sharded = False
 
     def __init__(self, model: Any, dtype: torch.dtype | None) -> None:
         self.notes: list[str] = []
@@ -190,6 +194,10 @@ class Subject:
         result: T = torch.func.functional_call(self._holder, state, (action,))
         return result
 
+    def differentiate(self, value: Tensor, leaves: Sequence[Tensor]) -> Sequence[Tensor | None]:
+        """The gradient of a scalar by the leaves that are held; None where it does not depend."""
+        return differentiate(value, leaves)
+
     def place(self, batch: Batch) -> Batch:
         """Bring a batch to the model's device and precision."""
 
@@ -274,10 +282,11 @@ def unwrapped(model: Any) -> nn.Module:
         TypeError: If it is no module whose parameters can be replaced.
     """
     while True:
-        if type(model).__name__ in ("FullyShardedDataParallel", "FSDPModule"):
+        if type(model).__name__ == "FullyShardedDataParallel":
             raise TypeError(
-                "`model` is sharded by FSDP, which frees the weights between passes; measure an "
-                "unsharded copy (load its full state dict into a plain model)."
+                "`model` is wrapped by FullyShardedDataParallel, which flattens the weights and "
+                "frees them between passes; shard it with `torch.distributed.fsdp.fully_shard`, "
+                "or load its full state dict into a plain model."
             )
         if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             model = model.module

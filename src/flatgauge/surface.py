@@ -25,11 +25,12 @@ from flatgauge.likeness import known_likeness
 from flatgauge.loss import Loss
 from flatgauge.losses import resolve_loss
 from flatgauge.memory import available, parse_bytes, resident
-from flatgauge.objective import Objective
+from flatgauge.objective import SHARDED, Objective
 from flatgauge.precision import Sums, wide
 from flatgauge.processes import Processes, processes_of
 from flatgauge.products import DESCRIPTIONS, difference_product
 from flatgauge.second_order import SecondOrder, Turn
+from flatgauge.sharded import subject_of
 from flatgauge.sharding import shard
 from flatgauge.subject import Subject, computed
 
@@ -115,7 +116,7 @@ class LossSurface:
             check_options(chunk, dtype, weight_decay)
             self._loss: Loss = resolve_loss(loss, denominator)
             before = resident()
-            self._subject = Subject(model, dtype)
+            self._subject = subject_of(model, dtype, self.processes)
             self.memory = self._room(memory)
             self._batches = shard(
                 data, self.processes, sharded=sharded, room=self.memory // 4, check=check_data
@@ -123,6 +124,10 @@ class LossSurface:
             self._objective = Objective(self._subject, self._loss, self._batches, denominator)
             if before is not None and self.device.type == "cpu":
                 self._objective.ceiling = before + int(_FULL * self.memory)
+        if self._subject.sharded and products == "auto":
+            products = "differences"
+        if self._subject.sharded and products != "differences":
+            raise ValueError(SHARDED)
         self._layout = Layout(self._subject.names, self._subject.leaves)
         self._second_order = SecondOrder(
             self._subject, self._objective, self._layout, products, Turn()
@@ -265,8 +270,8 @@ class LossSurface:
 
             def summed() -> float:
                 total = 0.0
-                for batch in self._objective.chunks(chunk):
-                    total += self._objective.value(leaves, batch)
+                for batch, weight in self._objective.rounds(chunk):
+                    total += self._objective.value(leaves, batch, weight)
                 return total
 
             total = self.processes.sum("the loss", summed, same=leaves)
@@ -309,8 +314,8 @@ class LossSurface:
 
             def summed() -> float:
                 total = 0.0
-                for batch in self._objective.chunks(chunk):
-                    loss, pieces = self._objective.total_and_gradient(leaves, batch)
+                for batch, weight in self._objective.rounds(chunk):
+                    loss, pieces = self._objective.total_and_gradient(leaves, batch, weight)
                     total += loss
                     self._layout.add(sums.near, pieces)
                     sums.settle()
@@ -470,7 +475,12 @@ class LossSurface:
 
         Returns:
             The surface; its `model` is the copy.
+
+        Raises:
+            ValueError: If the model is sharded.
         """
+        if self._subject.sharded:
+            raise ValueError(SHARDED)
         other = copy.deepcopy(self, {id(self._batches): self._batches})
         other._subject.convert(dtype or self.dtype)
         other._objective.forget_costs()
@@ -506,7 +516,12 @@ class LossSurface:
 
         Returns:
             The surface. It follows the model as this one does, and its products count here.
+
+        Raises:
+            ValueError: If the model is sharded.
         """
+        if self._subject.sharded:
+            raise ValueError(SHARDED)
 
         def make() -> LossSurface:
             other = type(self).__new__(type(self))

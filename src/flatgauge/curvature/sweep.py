@@ -21,6 +21,7 @@ from flatgauge.graph import Handler, ModelGraph, UnsupportedGraphError, in_preci
 from flatgauge.isolation import isolated
 from flatgauge.loss import prediction
 from flatgauge.nested import map_tensors
+from flatgauge.objective import SHARDED
 from flatgauge.output_curvature import Column, Dense, Mixable, OutputCurvature, dense, gradient
 from flatgauge.surface import LossSurface
 
@@ -84,6 +85,8 @@ class Sweeper:
     """
 
     def __init__(self, surface: LossSurface) -> None:
+        if surface.subject.sharded:
+            raise UnsupportedGraphError(SHARDED)
         self.surface = surface
         self.loss = surface.objective.loss
         self._subject = surface.subject
