@@ -9,7 +9,6 @@ from typing import Any
 
 from flatgauge.certifying import certify
 from flatgauge.landscaping import landscape
-from flatgauge.processes import GroupError
 from flatgauge.progress import Progress
 from flatgauge.report import Certificate
 from flatgauge.report.drawable import Drawable
@@ -17,6 +16,7 @@ from flatgauge.spectra import spectrum
 from flatgauge.surface import LossSurface
 from flatgauge.symmetry import GaugeGroup
 from flatgauge.symmetry.of_surface import gauge_of
+from flatgauge.words import GroupError
 
 #: What can be shown.
 PARTS = ("certificate", "spectrum", "landscape")

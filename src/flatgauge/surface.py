@@ -19,6 +19,7 @@ from flatgauge.arguments import (
     finite_loss,
 )
 from flatgauge.budget import Budget
+from flatgauge.group import processes_of
 from flatgauge.isolation import ALONE, is_isolated, isolated
 from flatgauge.layout import Layout
 from flatgauge.likeness import known_likeness
@@ -27,7 +28,7 @@ from flatgauge.losses import resolve_loss
 from flatgauge.memory import available, parse_bytes, resident
 from flatgauge.objective import SHARDED, Objective
 from flatgauge.precision import Sums, wide
-from flatgauge.processes import Processes, processes_of
+from flatgauge.processes import Processes
 from flatgauge.products import DESCRIPTIONS, difference_product
 from flatgauge.second_order import SecondOrder, Turn
 from flatgauge.sharded import subject_of

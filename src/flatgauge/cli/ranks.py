@@ -35,7 +35,7 @@ def processes() -> Processes | None:
     """Who runs the command together; None for this process alone."""
     if not several():
         return None
-    from flatgauge.processes import processes_of
+    from flatgauge.group import processes_of
 
     return processes_of("all")
 
@@ -72,7 +72,7 @@ def run_together(run: Callable[[], Any]) -> None:
     import torch
     import torch.distributed as dist
 
-    from flatgauge.processes import PATIENCE
+    from flatgauge.group import PATIENCE
 
     signal.signal(signal.SIGTERM, _told_to_stop)
     pairs = zip(words, [*words[1:], ""], strict=True)
@@ -101,7 +101,7 @@ def speaks(error: Exception) -> bool:
     Returns:
         Whether to tell.
     """
-    from flatgauge.processes import GroupError
+    from flatgauge.words import GroupError
 
     return not rank() or (isinstance(error, GroupError) and error.lost == 0 and rank() == 1)
 
