@@ -87,7 +87,8 @@ class Evaluator:
         self._writes = _versions(trial) != before  # Some models write to their inputs.
         self.classes = _has_classes(output, trial.target)
         chosen = min(self._stackable(), stack or _MOST_STACKED)
-        self.stack = chosen if chosen > 1 and self._stacks() else 1
+        stacks = surface.processes.collected("a stack", lambda: chosen > 1 and self._stacks())
+        self.stack = chosen if all(stacks) else 1
         self.group = self._shared()
 
     def __call__(self, points: Sequence[Tensor], *, alone: bool = False) -> Evaluated:

@@ -13,7 +13,7 @@ from flatgauge.progress import Progress
 from flatgauge.report import Certificate
 from flatgauge.report.drawable import Drawable
 from flatgauge.spectra import spectrum
-from flatgauge.surface import LossSurface
+from flatgauge.surface import LossSurface, shared_processes
 from flatgauge.symmetry import GaugeGroup
 from flatgauge.symmetry.of_surface import gauge_of
 from flatgauge.words import GroupError
@@ -87,6 +87,7 @@ def illustrate(
             f"{', '.join(PARTS)}."
         )
     found = Illustrations() if found is None else found
+    processes = shared_processes(surfaces.values())
     pieces = _pieces(dict(surfaces), wanted, seed, found, samples)
     if any(surface.samples > samples for surface in surfaces.values()) and wanted - {PARTS[0]}:
         found.remarks.append(f"pictures are of the first {samples:,} samples")
@@ -94,7 +95,7 @@ def illustrate(
         if progress is not None:
             progress(name, done, len(pieces))
         try:
-            compute()
+            processes.attempt(name, compute)
         except GroupError:
             raise
         except Exception as error:  # The user's model is read and run in ways of many kinds.

@@ -89,13 +89,7 @@ class Objective:
         with isolated(subject.model, subject.device):
             self._try_out()
             try:
-                self._count_of, self.notes = find_count(
-                    loss,
-                    batches,
-                    partial(self._evaluated, subject),
-                    denominator,
-                    whole=not subject.sharded,
-                )
+                self._count_of, self.notes = self._found_count(subject, denominator)
             except ValueError:
                 if subject.dtype is torch.float64 or subject.device.type == "mps":
                     raise
@@ -103,11 +97,23 @@ class Objective:
                     raise
                 # Kernels round differently for one sample, and a ReLU may flip: look again in
                 # double precision before refusing.
-                double = subject.doubled()
-                self._count_of, self.notes = find_count(
-                    loss, batches, partial(self._evaluated, double), denominator
-                )
+                self._count_of, self.notes = self._found_count(subject.doubled(), denominator)
         self._count_all()
+
+    def _found_count(
+        self, subject: Subject, denominator: Callable[[Any], float] | None
+    ) -> tuple[Callable[[Batch], float], list[str]]:
+        """What the loss is a mean over, found by the model in some precision."""
+        return self.processes.attempt(
+            "the loss of samples",
+            lambda: find_count(
+                self.loss,
+                self._batches,
+                partial(self._evaluated, subject),
+                denominator,
+                whole=not subject.sharded,
+            ),
+        )
 
     @property
     def processes(self) -> Processes:

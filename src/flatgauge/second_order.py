@@ -98,7 +98,11 @@ class SecondOrder:
             for method in METHODS:
                 if method in self._complaints:
                     continue
-                complaint = works(method, self._objective, self._subject)
+                self._objective.few()
+                found = self._objective.processes.collected(
+                    "a trial", partial(works, method, self._objective, self._subject)
+                )
+                complaint = next((one for one in found if one is not None), None)
                 if complaint is None:
                     break
                 self._complaints[method] = complaint

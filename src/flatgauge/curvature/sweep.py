@@ -356,7 +356,7 @@ def sweeper_of(surface: LossSurface) -> Sweeper:
 
     def attempt() -> Sweeper | UnsupportedGraphError:
         try:
-            return Sweeper(surface)
+            return surface.processes.attempt("the graph", lambda: Sweeper(surface))
         except UnsupportedGraphError as error:
             return error
 
