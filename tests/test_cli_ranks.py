@@ -8,7 +8,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+import rank_programs
 
 import flatgauge as fg
 from flatgauge.command import open_surface
@@ -18,7 +20,7 @@ import os
 from torch import nn
 
 def net():
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 3), nn.ReLU(), nn.Linear(3, 10))
+    return nn.Sequential(nn.Linear(5, 3), nn.ReLU(), nn.Linear(3, 3))
 
 def absent():
     if os.environ.get("RANK") == "1":
@@ -32,6 +34,8 @@ SOURCE = Path(fg.__file__).parents[1]
 @pytest.fixture
 def torchrun(tmp_path):
     (tmp_path / "nets.py").write_text(NETS)
+    x, y = rank_programs.samples(31)
+    np.savez(tmp_path / "data.npz", x=x.float().numpy(), y=y.numpy())
     running = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     # Without a place for it, torchrun repeats the errors of all ranks on a page of its own.
     environment = os.environ | {
@@ -56,7 +60,7 @@ def torchrun(tmp_path):
 def test_ranks_measure_together(torchrun, tmp_path, monkeypatch):
     names = ["kappa_max", "normalized_sharpness"]
     asked = [word for name in names for word in ("-m", name)]
-    options = ["--data", "digits", "--limit", "31", "--dtype", "float64", "--save", "run.json"]
+    options = ["--data", "data.npz", "--limit", "30", "--dtype", "float64", "--save", "run.json"]
     done = torchrun("measure", "nets.py:net", *options, *asked, "--json")
     assert done.returncode == 0, done.stderr
     printed = json.loads(done.stdout)  # Said once.
@@ -68,8 +72,8 @@ def test_ranks_measure_together(torchrun, tmp_path, monkeypatch):
     surface, _ = open_surface(
         **words,
         model="nets.py:net",
-        data="digits",
-        limit=31,
+        data="data.npz",
+        limit=30,
         dtype="float64",
         device="cpu",
         memory="auto",
@@ -85,7 +89,7 @@ def test_ranks_measure_together(torchrun, tmp_path, monkeypatch):
 
 
 def test_a_rank_that_fails_ends_the_command_on_all(torchrun):
-    failed = torchrun("measure", "nets.py:absent", "--data", "digits", "-m", "rho_max")
+    failed = torchrun("measure", "nets.py:absent", "--data", "data.npz", "-m", "rho_max")
     assert failed.returncode != 0
     assert failed.stdout == ""
     (told,) = [line for line in failed.stderr.splitlines() if line.startswith("error:")]

@@ -69,7 +69,7 @@ class ShardedSubject(Subject):
     def __init__(self, model: nn.Module, dtype: torch.dtype | None, processes: Processes) -> None:
         self._processes = processes
         self._held: Sequence[Tensor] | None = None
-        self._seen: list[Tensor] = []
+        self._seen: dict[str, Tensor] = {}
         self._shards: dict[str, nn.Parameter] = {}
         super().__init__(model, dtype)
         own = {parameter.dtype for parameter in model.parameters()}
@@ -87,13 +87,25 @@ class ShardedSubject(Subject):
 
     def refresh(self) -> bool:
         """Read the model again if its parameters or buffers changed on any rank."""
-        now = [_local(value) for value in self._tables().values()]
-        same = len(now) == len(self._seen) and all(map(torch.equal, now, self._seen))
+        tables = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
+        now = {name: _local(value) for name, value in tables.items()}
+        same = now.keys() == self._seen.keys() and all(
+            torch.equal(value, self._seen[name]) for name, value in now.items()
+        )
         if all(self._processes.gathered(same)):
             return False
-        self._seen = [value.clone() for value in now]
-        self.leaves = ()
-        return super().refresh()
+        bad = [name for name, value in now.items() if not torch.isfinite(value).all()]
+        named = self._processes.first(bad[0] if bad else None)
+        if named is not None:
+            raise ValueError(
+                f"`{named}` of the model holds values that are nan or infinite; the training "
+                "diverged, or the checkpoint is damaged."
+            )
+        self._seen = {name: value.clone() for name, value in now.items()}
+        # Whole on every rank are only those to differentiate by.
+        whole: list[Any] = [tables[name] for name in self.names]
+        self.leaves = tuple(p.full_tensor().detach().clone().requires_grad_() for p in whole)
+        return True
 
     def __call__(self, leaves: Sequence[Tensor], batch: Batch, *, with_labels: bool) -> Any:
         """Call the model at its own parameters, or at those that are held."""
@@ -152,16 +164,6 @@ class ShardedSubject(Subject):
             reshard: Any = getattr(module, "reshard", None)
             if reshard is not None:
                 reshard()
-
-    def _tables(self) -> dict[str, Tensor]:
-        return dict(self.model.named_parameters()) | dict(self.model.named_buffers())
-
-    def _state(self) -> dict[str, Tensor]:
-        """Every parameter, gathered from all ranks, and every buffer."""
-        return {
-            name: (value.full_tensor() if hasattr(value, "full_tensor") else value).detach()
-            for name, value in self._tables().items()
-        }
 
 
 def _local(value: Tensor) -> Tensor:
