@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from flatgauge.measures import BALANCED, Measure, registry
+from flatgauge.processes import Processes
 from flatgauge.randomness import check_seed
 from flatgauge.surface import LossSurface
 from flatgauge.writing import check_place
@@ -46,11 +47,12 @@ def checked_request(
     return wanted_of(measures, prefix=BALANCED if gauge else "")
 
 
-def as_keeper(save: Any) -> Callable[[Any], object] | None:
+def as_keeper(save: Any, processes: Processes) -> Callable[[Any], object] | None:
     """What to call with every result so far.
 
     Args:
         save: A file, a function, or None.
+        processes: Who measures; a file is written by the first of them.
 
     Returns:
         The function; for a file one that writes the result as JSON. None for None.
@@ -63,6 +65,8 @@ def as_keeper(save: Any) -> Callable[[Any], object] | None:
         return keep
     if not isinstance(save, (str, Path)):
         raise TypeError(f"`save={save!r}` must be the path of a file, or a function.")
+    if processes.rank:
+        return None
     place = check_place(save)
     return lambda result: result.to_json(place)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -176,12 +177,37 @@ def joined(batches: Iterable[Batch]) -> list[Batch]:
     return [join(run) for run in runs]
 
 
+def cut(batches: Iterable[Batch], start: int, stop: int) -> Iterator[Batch]:
+    """The samples from one place to another; what cannot be cut belongs where it begins."""
+    place = 0
+    for batch in batches:
+        if place >= stop:
+            return
+        first, behind = max(start - place, 0), min(stop - place, batch.samples)
+        if batch.splittable:
+            if first < behind:
+                whole = behind - first == batch.samples
+                yield batch if whole else batch.rows(slice(first, behind))
+        elif start <= place:
+            yield batch
+        place += batch.samples
+
+
 def digests(batch: Batch) -> list[int]:
-    """One number per sample that tells samples apart, whatever batch they come in."""
+    """One number per sample that tells samples apart, in whatever batch or process they come."""
     if not batch.splittable:  # It counts all its samples by the one number it has.
-        return [hash(fingerprint((batch.inputs, batch.target)))] * batch.samples
+        return [_number(repr(fingerprint((batch.inputs, batch.target))).encode())] * batch.samples
     columns = []
     for tensor in tensors((batch.inputs, batch.target)):
         flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
         columns.append(flat.reshape(batch.samples, flat.numel() // batch.samples).numpy())
-    return [hash(tuple(column[i].tobytes() for column in columns)) for i in range(batch.samples)]
+    return [_number(*(column[i].tobytes() for column in columns)) for i in range(batch.samples)]
+
+
+def _number(*pieces: bytes) -> int:
+    """A number of 64 bits with a sign, made of bytes."""
+    found = hashlib.blake2b(digest_size=8)
+    for piece in pieces:
+        found.update(len(piece).to_bytes(8, "little"))
+        found.update(piece)
+    return int.from_bytes(found.digest(), "little", signed=True)

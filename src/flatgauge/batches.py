@@ -10,10 +10,20 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+)
 
-from flatgauge.batch import Batch, alike, as_batch, checked, digests, join, joined
+from flatgauge.batch import Batch, alike, as_batch, checked, cut, digests, join, joined
 from flatgauge.isolation import Randomness
+from flatgauge.processes import BY_ITSELF, Processes
+
+EMPTY = "`data` is empty; a loss surface needs at least one sample."
 
 
 class Batches:
@@ -25,15 +35,21 @@ class Batches:
     change (random augmentation, sampling with replacement) is refused.
 
     Attributes:
-        samples: The number of samples N.
-        stored: Whether the data are held in memory.
+        samples: The number of samples here.
+        stored: Whether they are held in memory.
+        shares: The numbers of samples of all processes that measure together.
         text: What the data are, in words.
         notes: What was done to read them in a fixed way.
     """
 
-    def __init__(self, data: Any, *, room: int, check: bool = True) -> None:
+    def __init__(
+        self, data: Any, *, room: int, check: bool = True, may_be_empty: bool = False
+    ) -> None:
         self.notes: list[str] = []
         self.text = _in_words(data)
+        self._room = room
+        self.processes: Processes = BY_ITSELF
+        self._digests: list[int] | None = None
         self._stored: list[Batch] | None = None
         self._source: Iterable[Any] = ()
         if _is_one_batch(data):
@@ -45,19 +61,28 @@ class Batches:
         else:
             self._source = self._ordered(data)
             self._stored = self._settle(room, check)
-        if self.samples == 0:
-            raise ValueError("`data` is empty; a loss surface needs at least one sample.")
+        if self.samples == 0 and not may_be_empty:
+            raise ValueError(EMPTY)
+        self.shares, self.stored_everywhere = [self.samples], self.stored
+
+    def among(self, processes: Processes) -> Batches:
+        """The same, as the share of one of several processes in the data of all."""
+        self.processes = processes
+        found = processes.gathered((self.samples, self.stored))
+        self.shares = [samples for samples, _ in found]
+        self.stored_everywhere = all(stored for _, stored in found)
+        return self
 
     @property
     def samples(self) -> int:
-        """The number of samples N."""
+        """The number of samples here."""
         if self._stored is not None:
             return sum(batch.samples for batch in self._stored)
         return self._streamed_samples
 
     @property
     def stored(self) -> bool:
-        """Whether the data are held in memory."""
+        """Whether they are held in memory."""
         return self._stored is not None
 
     def chunks(self, size: int) -> Iterator[Batch]:
@@ -83,7 +108,7 @@ class Batches:
             yield join(waiting)
 
     def first(self, samples: int) -> Batches:
-        """The first samples alone, held in memory.
+        """The first samples of all processes alone, held in memory.
 
         Args:
             samples: How many, at most; batches that cannot be split count whole.
@@ -91,14 +116,45 @@ class Batches:
         Returns:
             The batches.
         """
-        other, left = copy.copy(self), samples
-        other._stored = []
+        other, left = copy.copy(self), samples - sum(self.shares[: self.processes.rank])
+        other._stored, other._digests = [], None
         for batch in self:
             if left <= 0:
                 break
             part = batch.rows(slice(left)) if batch.splittable and batch.samples > left else batch
             other._stored.append(part if self.stored else part.copy())
             left -= part.samples
+        return other.among(self.processes)
+
+    def digests(self) -> list[int]:
+        """One number per sample that tells it from others, in any process."""
+        if self._digests is None:
+            self._digests = [number for batch in self for number in digests(batch)]
+        return self._digests
+
+    def part(self, start: int, stop: int) -> Batches:
+        """Some of the samples alone, by their places; batches that cannot be split come whole.
+
+        Args:
+            start: The first.
+            stop: Behind the last; whoever has a batch's first sample has a whole batch.
+
+        Returns:
+            The batches.
+        """
+        other = copy.copy(self)
+        other.notes, other._digests = list(self.notes), None
+        if self._stored is not None:
+            other._stored = list(cut(self._stored, start, stop))
+            return other
+        source = self._source
+        if isinstance(source, DataLoader) and in_order(source):
+            other._source = rebuilt(
+                source, batch_size=source.batch_size, sampler=range(start, stop)
+            )
+        else:
+            other._source = _Window(source, start, stop)
+        other._stored = other._settle(self._room, check=False)
         return other
 
     def __iter__(self) -> Iterator[Batch]:
@@ -130,6 +186,11 @@ class Batches:
         sampler = loader.sampler
         if type(loader) is not DataLoader:  # Its own way of iterating is part of the data.
             return loader
+        if isinstance(sampler, DistributedSampler):
+            self.notes.append(
+                f"the loader's DistributedSampler gives the samples of rank {sampler.rank} of "
+                f"{sampler.num_replicas} only; `processes='all'` measures on those of all ranks"
+            )
         if type(sampler) is not RandomSampler or sampler.replacement or loader.batch_size is None:
             return _apart(loader)
         if sampler.num_samples != len(loader.dataset):  # type: ignore[arg-type]
@@ -137,7 +198,7 @@ class Batches:
         self.notes.append("the loader shuffles; its samples are read in the data set's order")
         if loader.drop_last:
             self.notes.append("the loader drops its last batch at random; all samples are read")
-        return _rebuilt(loader, batch_size=loader.batch_size)
+        return rebuilt(loader, batch_size=loader.batch_size)
 
     def _settle(self, room: int, check: bool) -> list[Batch] | None:
         """Read twice, compare, and keep the samples if there is room for them."""
@@ -152,7 +213,7 @@ class Batches:
                     kept.append(batch.copy())  # A loader may fill the same tensors again.
                 else:
                     kept.clear()
-            self._streamed_samples = len(first)
+            self._streamed_samples, self._digests = len(first), first
             if check:
                 second = [d for b in self._read(self._source, check=False) for d in digests(b)]
                 self._compare(first, second, storable=size <= room)
@@ -182,11 +243,31 @@ class Batches:
         """Read batches one by one, looking at their numbers on the first pass."""
         for position, raw in enumerate(source):
             where = f"batch {position} of `data`"
-            batch = as_batch(raw, where=where)
+            batch = raw if isinstance(raw, Batch) else as_batch(raw, where=where)
             yield checked(batch, where) if check else batch
 
 
-def _rebuilt(loader: DataLoader[Any], **order: Any) -> DataLoader[Any]:
+class _Window:
+    """Some of the samples of a source, by their places."""
+
+    def __init__(self, source: Iterable[Any], start: int, stop: int) -> None:
+        self._source, self._start, self._stop = source, start, stop
+        self.generator = getattr(source, "generator", None)
+        self.sampler = getattr(source, "sampler", None)
+        self.batch_sampler = getattr(source, "batch_sampler", None)
+
+    def __iter__(self) -> Iterator[Batch]:
+        batches = (as_batch(raw, where="`data`") for raw in self._source)
+        return cut(batches, self._start, self._stop)
+
+
+def in_order(loader: DataLoader[Any]) -> bool:
+    """Whether a loader gives the samples of its data set one after the other."""
+    plain = type(loader) is DataLoader and loader.batch_size is not None
+    return plain and type(loader.sampler) is SequentialSampler
+
+
+def rebuilt(loader: DataLoader[Any], **order: Any) -> DataLoader[Any]:
     """A plain loader of the same batches, in an order of its own."""
     return DataLoader(
         loader.dataset,
@@ -203,8 +284,8 @@ def _apart(loader: DataLoader[Any]) -> DataLoader[Any]:
     if not loader.persistent_workers or isinstance(loader.dataset, IterableDataset):
         return loader
     if loader.batch_sampler is None:
-        return _rebuilt(loader, batch_size=None, sampler=loader.sampler)
-    return _rebuilt(loader, batch_sampler=loader.batch_sampler)
+        return rebuilt(loader, batch_size=None, sampler=loader.sampler)
+    return rebuilt(loader, batch_sampler=loader.batch_sampler)
 
 
 def _is_one_batch(data: Any) -> bool:

@@ -91,7 +91,7 @@ def certify(
         )
     wanted = _wanted(measures)
     twin = surface.twin()
-    with shown(progress, twin) as tell:
+    with surface.processes.together("certify"), shown(progress, twin) as tell:
         return _certified(twin, wanted, measures, trials, log2_range, seed, tell)
 
 

@@ -14,6 +14,7 @@ from flatgauge.datasets import load_dataset
 from flatgauge.losses import NAMED
 from flatgauge.measures import BALANCED, registry
 from flatgauge.memory import SMALLEST, format_bytes, parse_bytes, resident
+from flatgauge.processes import Processes
 from flatgauge.surface import LossSurface
 from flatgauge.symmetry.of_surface import gauge_of
 from flatgauge.symmetry.rescaling import multiply
@@ -41,6 +42,7 @@ def open_surface(
     memory: str,
     weight_decay: float,
     seed: int,
+    processes: Processes | None = None,
 ) -> tuple[LossSurface, list[str]]:
     """Build the surface that a command line describes.
 
@@ -58,6 +60,7 @@ def open_surface(
         memory: Budget.
         weight_decay: Penalty.
         seed: Of a factory that draws its weights.
+        processes: Who measures together; None for this process alone.
 
     Returns:
         The surface, and notes on the weights.
@@ -75,6 +78,7 @@ def open_surface(
         memory=memory,
         weight_decay=weight_decay,
         seed=seed,
+        processes=processes,
     )
     return surfaces[""], notes
 
@@ -93,6 +97,7 @@ def open_surfaces(
     memory: str,
     weight_decay: float,
     seed: int,
+    processes: Processes | None = None,
 ) -> tuple[dict[str, LossSurface], list[str]]:
     """Build the surfaces of several models on the same data, which are read once.
 
@@ -109,6 +114,7 @@ def open_surfaces(
         memory: Budget.
         weight_decay: Penalty.
         seed: Of factories.
+        processes: Who measures together.
 
     Returns:
         The surfaces by name, and notes on the weights.
@@ -132,6 +138,7 @@ def open_surfaces(
             memory=room,
             dtype=None if dtype is None else _DTYPES[dtype],
             weight_decay=weight_decay,
+            processes=processes,
         )
         for name, module in modules.items()
     }

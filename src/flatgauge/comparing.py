@@ -13,7 +13,7 @@ from flatgauge.measuring import report_of
 from flatgauge.nested import tensors
 from flatgauge.progress import Progress, shown
 from flatgauge.report import Comparison, Report
-from flatgauge.surface import LossSurface
+from flatgauge.surface import LossSurface, shared_processes
 
 
 def compare(
@@ -65,9 +65,10 @@ def compare(
     if isinstance(measures, Iterator):
         measures = list(measures)
     wanted = [checked_request(surface, measures, gauge, seed) for surface in surfaces.values()]
-    keep, remarks = as_keeper(save), _data_remarks(surfaces)
     reports: dict[str, Report] = {}
-    with shown(progress, *surfaces.values()) as listener:
+    processes = shared_processes(surfaces.values())
+    with processes.together("compare"), shown(progress, *surfaces.values()) as listener:
+        keep, remarks = as_keeper(save, processes), _data_remarks(surfaces)
         for number, (name, surface) in enumerate(surfaces.items()):
 
             def so_far(report: Report, name: str = name) -> None:
@@ -126,5 +127,5 @@ def _data_remarks(surfaces: Mapping[str, LossSurface]) -> tuple[str, ...]:
 
 def _first_sample(surface: LossSurface) -> list[torch.Tensor]:
     """The tensors of the first sample, in the precision in which models can be compared."""
-    batch = next(surface.objective.chunks(1))
+    batch = surface.objective.example(1)
     return [t.detach().cpu().to(torch.float32) for t in tensors((batch.inputs, batch.target))]

@@ -82,6 +82,8 @@ def find_count(
     batches: Batches,
     evaluate: Callable[..., Tensor],
     denominator: Callable[[Any], float] | None,
+    *,
+    whole: bool = True,
 ) -> tuple[Count, list[str]]:
     """Find what the loss of a batch must be multiplied by to give a sum over its samples.
 
@@ -91,6 +93,7 @@ def find_count(
         evaluate: The loss of a batch (as the user's function returns it, or a total) and its
             gradient, as one vector; without the latter if called with `gradient=False`.
         denominator: The user's own answer, from the targets (from the inputs if there are none).
+        whole: Whether to look at all data; else at single samples alone.
 
     Returns:
         The count of a batch, and notes on what was assumed.
@@ -112,7 +115,7 @@ def find_count(
     together = choice.samples()
     fitting = _fitting(loss, chosen or _candidates(), twice(together), evaluate)
     if loss.count is None:
-        fitting = _confirmed(loss, fitting, batches, choice, evaluate)
+        fitting = _confirmed(loss, fitting, batches, choice, evaluate if whole else None)
     alone = together.samples == 1
     notes = ["too few samples to check that the loss is a mean over them"] if alone else []
     return next(iter(fitting.values())), notes
@@ -135,7 +138,9 @@ def _of_whole_batches(
     loss: Loss, chosen: dict[str, Count], batches: Batches, evaluate: Callable[..., Tensor]
 ) -> tuple[Count, list[str]]:
     """The count of batches that cannot be split: it must be known, as it cannot be found."""
-    first = next(iter(batches))
+    processes = batches.processes
+    first = processes.first(processes.attempt("the first batch", lambda: next(iter(batches), None)))
+    assert first is not None
     if not chosen:
         raise ValueError(_CANNOT_SPLIT.format(loss.name, obstacle(first)))
     _evaluated_twice(first, evaluate)
@@ -195,9 +200,28 @@ def _confirmed(
     counts: dict[str, Count],
     batches: Batches,
     choice: Choice,
-    evaluate: Callable[..., Tensor],
+    evaluate: Callable[..., Tensor] | None,
 ) -> dict[str, Count]:
     """The candidates that hold for all data: chunk by chunk, beside samples of the same kind."""
+    processes = batches.processes
+    found = processes.collected(
+        "what the mean is over", lambda: _seen(loss, counts, batches, choice, evaluate)
+    )
+    counts = {name: count for name, count in counts.items() if all(name in one for one in found)}
+    if not counts:
+        raise ValueError(_NO_MEAN.format(loss.name))
+    _check_unambiguous(loss, {n: [x for one in found for x in one[n]] for n in counts})
+    return counts
+
+
+def _seen(
+    loss: Loss,
+    counts: dict[str, Count],
+    batches: Batches,
+    choice: Choice,
+    evaluate: Callable[..., Tensor] | None,
+) -> dict[str, list[float]]:
+    """The candidates that hold for the data of this process, with what each counts by chunk."""
     beside: dict[Hashable, tuple[Batch, Tensor]] = {}
     together = choice.samples()
     tallies: dict[str, list[float]] = {name: [] for name in counts}
@@ -209,7 +233,7 @@ def _confirmed(
         for name, count in counts.items():
             tallies[name].append(count(chunk))
         kind = kind_of(chunk)
-        if kind == kind_of(together) and all_shown(chunk, choice):
+        if evaluate is None or (kind == kind_of(together) and all_shown(chunk, choice)):
             continue
         if kind not in beside:
             few = together if kind == kind_of(together) else chunk.rows(slice(_BESIDE)).copy()
@@ -224,8 +248,7 @@ def _confirmed(
         }
         if not counts:
             raise ValueError(_NO_MEAN.format(loss.name))
-    _check_unambiguous(loss, {name: tallies[name] for name in counts})
-    return counts
+    return {name: tallies[name] for name in counts}
 
 
 def _holds(whole: Tensor, weights: list[float], parts: list[Tensor]) -> bool:

@@ -16,6 +16,7 @@ from flatgauge.isolation import isolated
 from flatgauge.label_losses import IGNORED
 from flatgauge.loss import prediction
 from flatgauge.nested import tensors
+from flatgauge.objective import SHARDED
 from flatgauge.surface import LossSurface
 
 #: Points are stacked where one of them is less work on a chunk than this (weights and activations,
@@ -73,6 +74,8 @@ class Evaluator:
     """
 
     def __init__(self, surface: LossSurface, stack: int | None = None) -> None:
+        if surface.subject.sharded:
+            raise ValueError(SHARDED)
         self._surface, self._objective = surface, surface.objective
         ignored = self._objective.loss.ignored
         self._ignored = IGNORED if ignored is None else ignored
@@ -84,7 +87,8 @@ class Evaluator:
         self._writes = _versions(trial) != before  # Some models write to their inputs.
         self.classes = _has_classes(output, trial.target)
         chosen = min(self._stackable(), stack or _MOST_STACKED)
-        self.stack = chosen if chosen > 1 and self._stacks() else 1
+        stacks = surface.processes.collected("a stack", lambda: chosen > 1 and self._stacks())
+        self.stack = chosen if all(stacks) else 1
         self.group = self._shared()
 
     def __call__(self, points: Sequence[Tensor], *, alone: bool = False) -> Evaluated:
@@ -98,18 +102,27 @@ class Evaluator:
             Loss and accuracy, in the order of the points.
         """
         surface = self._surface
-        sums, labels = [_Sums() for _ in points], 0
         with isolated(surface.model, surface.device), torch.no_grad():
             leaves = [self._leaves(point) for point in points]
             stacks = list(self._stacked(leaves, 1 if alone else self.stack))
-            for chunk in self._objective.chunks(surface.chunk):
-                labels += self._labels(chunk.target)
-                for start, stack in stacks:
-                    totals, right = self._judged(stack, chunk, first=start == 0)
-                    for place, (total, hits) in enumerate(zip(totals, right, strict=True), start):
-                        if place < len(sums):
-                            sums[place].loss += total
-                            sums[place].right += hits
+            size = surface.chunk
+
+            def add() -> tuple[list[_Sums], int]:
+                sums, labels = [_Sums() for _ in points], 0
+                for chunk in self._objective.chunks(size):
+                    labels += self._labels(chunk.target)
+                    for start, stack in stacks:
+                        totals, right = self._judged(stack, chunk, first=start == 0)
+                        judged = zip(totals, right, strict=True)
+                        for place, (total, hits) in enumerate(judged, start):
+                            if place < len(sums):
+                                sums[place].loss += total
+                                sums[place].right += hits
+                return sums, labels
+
+            every = surface.processes.collected("losses at points", add, same=points)
+        labels = sum(known for _, known in every)
+        sums = [_added(parts) for parts in zip(*(known for known, _ in every), strict=True)]
         count = self._objective.count
         losses = [
             one.loss / count + surface.penalty(leaf) for one, leaf in zip(sums, leaves, strict=True)
@@ -221,6 +234,15 @@ class Evaluator:
                 return False
         alike = torch.isclose(both[0][0], one, rtol=1e-4, atol=1e-6)
         return bool(alike) and float(both[1][0]) == float(right)
+
+
+def _added(parts: Sequence[_Sums]) -> _Sums:
+    """What all processes have added up for one point."""
+    total = _Sums()
+    for part in parts:
+        total.loss += part.loss
+        total.right += part.right
+    return total
 
 
 def _versions(batch: Batch) -> list[int]:

@@ -95,10 +95,10 @@ def memory_estimate(surface: LossSurface, *, sweep: bool = True) -> MemoryEstima
         >>> memory_estimate(two_weights(2.0, 3.0)).fits
         True
     """
-    budget, samples = surface.budget, min(surface.chunk, surface.samples)
+    budget, samples = surface.budget, min(surface.chunk, surface.largest_share)
     with isolated(surface.model, surface.device):
         graph = surface.objective.graph_bytes(samples)
-    chunks = math.ceil(surface.samples / samples)
+    chunks = math.ceil(surface.largest_share / samples)
     room = (budget.passes / graph - WORKING) / KEPT if graph else chunks
     kept = max(0, min(chunks, int(room)))
     vectors = min(budget.basis(), surface.size)

@@ -13,9 +13,10 @@ from flatgauge.progress import Progress
 from flatgauge.report import Certificate
 from flatgauge.report.drawable import Drawable
 from flatgauge.spectra import spectrum
-from flatgauge.surface import LossSurface
+from flatgauge.surface import LossSurface, shared_processes
 from flatgauge.symmetry import GaugeGroup
 from flatgauge.symmetry.of_surface import gauge_of
+from flatgauge.words import GroupError
 
 #: What can be shown.
 PARTS = ("certificate", "spectrum", "landscape")
@@ -77,6 +78,7 @@ def illustrate(
 
     Raises:
         ValueError: If there is no such part.
+        GroupError: If the processes that measure together cannot go on.
     """
     wanted = set(parts)
     if unknown := wanted - set(PARTS):
@@ -85,6 +87,7 @@ def illustrate(
             f"{', '.join(PARTS)}."
         )
     found = Illustrations() if found is None else found
+    processes = shared_processes(surfaces.values())
     pieces = _pieces(dict(surfaces), wanted, seed, found, samples)
     if any(surface.samples > samples for surface in surfaces.values()) and wanted - {PARTS[0]}:
         found.remarks.append(f"pictures are of the first {samples:,} samples")
@@ -92,7 +95,9 @@ def illustrate(
         if progress is not None:
             progress(name, done, len(pieces))
         try:
-            compute()
+            processes.attempt(name, compute)
+        except GroupError:
+            raise
         except Exception as error:  # The user's model is read and run in ways of many kinds.
             found.remarks.append(f"no {name}: {str(error) or type(error).__name__}")
     return found

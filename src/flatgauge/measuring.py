@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,13 +77,14 @@ def measure(
         >>> report["hessian_trace"].value
         26.0
     """
-    wanted, keep = checked_request(surface, measures, gauge, seed), as_keeper(save)
+    wanted = checked_request(surface, measures, gauge, seed)
     strict = measures is not None  # Asked for by name: the answer may be an error.
     sweeps = strict and any(set(item.needs) & set(PARTS) for item, _ in wanted)
-    foreseen = memory_estimate(surface, sweep=sweeps)  # What cannot fit is refused before it runs.
-    if progress is True:
-        sys.stderr.write(f"{foreseen}\n")
-    with shown(progress, surface) as tell:
+    with surface.processes.together("measure"), shown(progress, surface) as tell:
+        keep = as_keeper(save, surface.processes)
+        foreseen = memory_estimate(surface, sweep=sweeps)  # What cannot fit is refused first.
+        if progress is True and not surface.processes.rank:
+            sys.stderr.write(f"{foreseen}\n")
         return report_of(surface, wanted, seed=seed, strict=strict, progress=tell, keep=keep)
 
 
@@ -170,8 +172,9 @@ def estimates_of(
         if item.draws:
             purpose = _SHARED if item.needs else item.name.removeprefix(BALANCED)
             options = options | {"generator": source(seed, purpose)}
+        compute = partial(item.function, surface, **options)
         try:
-            estimates[item.name] = item.function(surface, **options)
+            estimates[item.name] = surface.processes.attempt(item.name, compute)
         except (ValueError, RuntimeError, MemoryError) as error:
             if strict:
                 raise
@@ -209,21 +212,26 @@ def _swept(
     start, done = time.perf_counter(), 0
     if gauge is not None:
         try:
-            surface, _ = balanced_twin(surface)
+            surface, _ = surface.processes.attempt("the balance", partial(balanced_twin, surface))
         except (ValueError, RuntimeError, MemoryError):
             return None
     matvecs = surface.matvecs
     for surrogate, found in needs.items():
         with suppress(ValueError, RuntimeError, MemoryError):
-            block_curvature(
-                under_surrogate(surface, surrogate),
-                found & set(PARTS),
-                estimate="estimates" in found,
-                keep_columns="eigenvalues" in found,
-                generator=source(seed, _SHARED),
-            )
+            surface.processes.attempt("sweep", partial(_sweep, surface, surrogate, found, seed))
             done += 1
     took, spent = duration(time.perf_counter() - start), surface.matvecs - matvecs
     if not done:
         return None
     return f"{took} and {spent} Hessian products" if spent else took
+
+
+def _sweep(surface: LossSurface, surrogate: str | None, needs: set[str], seed: int) -> None:
+    """Sweep once under one loss; the surface holds what comes of it."""
+    block_curvature(
+        under_surrogate(surface, surrogate),
+        needs & set(PARTS),
+        estimate="estimates" in needs,
+        keep_columns="eigenvalues" in needs,
+        generator=source(seed, _SHARED),
+    )

@@ -20,10 +20,10 @@ from flatgauge.isolation import isolated
 from flatgauge.loss import Loss
 from flatgauge.memory import give_back, saved_bytes
 from flatgauge.nested import tensors
+from flatgauge.processes import Processes
 from flatgauge.products import (
     REENTRANT,
     GradientGraph,
-    differentiate,
     nodes_from,
 )
 from flatgauge.subject import Subject
@@ -47,6 +47,15 @@ _ENTRIES = 256
 
 #: Samples on which memory and methods are tried out.
 _FEW = 4
+
+
+SHARDED = (
+    "the model is sharded by FSDP, and only its loss, its gradient and differences of the gradient "
+    "can be computed so: `epsilon_sharpness`, `expected_sharpness`, `adaptive_sharpness`, and "
+    "eigenvalues and traces by products. For everything else load the full state dict "
+    "(`torch.distributed.checkpoint.state_dict.get_model_state_dict` with `full_state_dict=True`) "
+    "into a plain model, on every rank; the data may stay sharded."
+)
 
 
 class Objective:
@@ -74,46 +83,65 @@ class Objective:
         self.loss = loss
         self._batches = batches
         self._bytes: tuple[float, float] | None = None
+        self._examples: dict[int, Batch] = {}
         self.listener: Callable[[int], None] | None = None
         self.ceiling: int | None = None
         with isolated(subject.model, subject.device):
             self._try_out()
             try:
-                self._count_of, self.notes = find_count(
-                    loss, batches, partial(self._evaluated, subject), denominator
-                )
+                self._count_of, self.notes = self._found_count(subject, denominator)
             except ValueError:
                 if subject.dtype is torch.float64 or subject.device.type == "mps":
                     raise
+                if subject.sharded:
+                    raise
                 # Kernels round differently for one sample, and a ReLU may flip: look again in
                 # double precision before refusing.
-                double = subject.doubled()
-                self._count_of, self.notes = find_count(
-                    loss, batches, partial(self._evaluated, double), denominator
-                )
+                self._count_of, self.notes = self._found_count(subject.doubled(), denominator)
         self._count_all()
+
+    def _found_count(
+        self, subject: Subject, denominator: Callable[[Any], float] | None
+    ) -> tuple[Callable[[Batch], float], list[str]]:
+        """What the loss is a mean over, found by the model in some precision."""
+        return self.processes.attempt(
+            "the loss of samples",
+            lambda: find_count(
+                self.loss,
+                self._batches,
+                partial(self._evaluated, subject),
+                denominator,
+                whole=not subject.sharded,
+            ),
+        )
+
+    @property
+    def processes(self) -> Processes:
+        """Who sums over the data together."""
+        return self._batches.processes
 
     def total(self, leaves: Sequence[Tensor], chunk: Batch) -> Tensor:
         """The loss summed over a chunk, at given values of the trainable parameters."""
         return self.total_of(self._subject, leaves, chunk)
 
-    def value(self, leaves: Sequence[Tensor], chunk: Batch) -> float:
+    def value(self, leaves: Sequence[Tensor], chunk: Batch, weight: float = 1.0) -> float:
         """The loss summed over a chunk, as a number; nothing is differentiated."""
 
         def total() -> float:
             returned = self._raw(self._subject, leaves, chunk, forward=True)
             return float(self._scaled(returned, chunk))
 
-        return self._subject.holding(leaves, total)
+        return weight * self._subject.holding(leaves, total)
 
     def total_and_gradient(
-        self, leaves: Sequence[Tensor], chunk: Batch
+        self, leaves: Sequence[Tensor], chunk: Batch, weight: float = 1.0
     ) -> tuple[float, Sequence[Tensor | None]]:
         """The loss summed over a chunk and its gradient, None where it does not depend."""
 
         def both() -> tuple[float, Sequence[Tensor | None]]:
             total = self.total(leaves, chunk)
-            return float(total.detach()), differentiate(total, leaves)
+            total = total if weight == 1.0 else weight * total
+            return float(total.detach()), self._subject.differentiate(total, leaves)
 
         return self._subject.holding(leaves, both)
 
@@ -142,6 +170,31 @@ class Objective:
 
     def chunks(self, size: int) -> Iterator[Batch]:
         """Every chunk that counts, in a fixed order, on the model's device."""
+        if self._subject.sharded:
+            raise ValueError(SHARDED)
+        yield from self._read(size)
+
+    def rounds(self, size: int) -> Iterator[tuple[Batch, float]]:
+        """Every chunk that counts with a weight of one; as many rounds in every process.
+
+        Where parameters are sharded, no process can run the model alone: one whose chunks are at an
+        end goes on with an example of weight zero.
+
+        Args:
+            size: The largest chunk.
+
+        Yields:
+            Chunks and weights.
+        """
+        if not self._subject.sharded:
+            yield from ((chunk, 1.0) for chunk in self.chunks(size))
+            return
+        own, idle = sum(1 for _ in self._read(size)), self.example(1)
+        rounds = max(self.processes.gathered(own))
+        yield from ((chunk, 1.0) for chunk in self._read(size))
+        yield from ((idle, 0.0) for _ in range(own, rounds))
+
+    def _read(self, size: int) -> Iterator[Batch]:
         for chunk in self._batches.chunks(size):
             if self._count_of(chunk) != 0:
                 yield self._subject.place(chunk)
@@ -165,7 +218,7 @@ class Objective:
         """
         other, known = copy.copy(self), loss.count
         assert known is not None
-        other._subject, other.loss, other.notes = subject, loss, []
+        other._subject, other.loss, other.notes, other._examples = subject, loss, [], {}
         other._count_of = lambda batch: known(batch.target)
         other.forget_costs()
         with isolated(subject.model, subject.device):
@@ -179,7 +232,7 @@ class Objective:
         Args:
             batches: The samples.
         """
-        self._batches = batches
+        self._batches, self._examples = batches, {}
         self._count_all()
 
     def forget_costs(self) -> None:
@@ -222,7 +275,29 @@ class Objective:
 
     def few(self) -> Batch:
         """A few samples that count, to try things out on."""
-        return next(self.chunks(_FEW))
+        return self.example(_FEW)
+
+    def example(self, samples: int) -> Batch:
+        """The first samples that count, the same in all processes, on the model's device.
+
+        Args:
+            samples: How many, at most.
+
+        Returns:
+            The batch.
+        """
+        if samples not in self._examples:
+            found = self._first(samples, lambda chunk: self._count_of(chunk) != 0)
+            self._examples[samples] = found.copy()  # A view would be copied with all data.
+        return self._subject.place(self._examples[samples])
+
+    def _first(self, samples: int, counts: Callable[[Batch], bool]) -> Batch:
+        """The first chunk that counts, of the first process that has one."""
+        processes, chunks = self.processes, self._batches.chunks(samples)
+        own = processes.attempt("an example", lambda: next(filter(counts, chunks), None))
+        found = processes.first(own)
+        assert found is not None  # Else there is no data, or nothing in it counts.
+        return found
 
     def total_of(self, subject: Subject, leaves: Sequence[Tensor], chunk: Batch) -> Tensor:
         """The loss summed over a chunk, by another subject (the model in double precision)."""
@@ -230,7 +305,9 @@ class Objective:
 
     def _count_all(self) -> None:
         """Add up the denominator of the whole data set."""
-        self.count = sum(self._count_of(batch) for batch in self._batches)
+        self.count = self.processes.sum(
+            "the denominator", lambda: sum(self._count_of(batch) for batch in self._batches)
+        )
         if not self.count > 0:
             raise ValueError(
                 f"the denominator of the loss over all data is {self.count}; every label is "
@@ -262,7 +339,7 @@ class Objective:
 
         def loss_and_pieces() -> tuple[Tensor, Sequence[Tensor | None]]:
             value = self._raw(subject, leaves, subject.place(batch))
-            return value, differentiate(value, leaves)
+            return value, subject.differentiate(value, leaves)
 
         value, pieces = subject.holding(leaves, loss_and_pieces)
         parts = [
@@ -277,6 +354,8 @@ class Objective:
         leaves = self._subject.leaves
         known = chain(leaves, tensors((batch.inputs, batch.target)))
         try:
+            if self._subject.sharded:
+                raise NotImplementedError
             graph = self._subject.holding(
                 leaves, lambda: GradientGraph(lambda values: self.total(values, batch), leaves)
             )
@@ -287,7 +366,7 @@ class Objective:
 
     def _try_out(self) -> None:
         """Call model and loss on a few samples, so that misfits are told here and clearly."""
-        few = next(self._batches.chunks(_FEW))
+        few = self._first(_FEW, lambda chunk: True)
         few = self._subject.place(few.rows(slice(_FEW)) if few.splittable else few)
         with torch.no_grad():
             try:

@@ -27,7 +27,7 @@ def shown(progress: Progress | bool, *surfaces: LossSurface) -> Iterator[Progres
     """
     if callable(progress):
         yield progress
-    elif progress:
+    elif progress and not any(surface.processes.rank for surface in surfaces):
         with bar(*surfaces) as tell:
             yield tell
     else:
@@ -72,7 +72,7 @@ def bar(*surfaces: LossSurface) -> Iterator[Progress]:
 
         for surface in surfaces:
 
-            def count(samples: int, all_samples: int = surface.samples) -> None:
+            def count(samples: int, all_samples: int = surface.largest_share) -> None:
                 nonlocal seen
                 seen += samples / all_samples
                 progress.update(task, passes=seen)

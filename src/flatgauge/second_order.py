@@ -98,7 +98,11 @@ class SecondOrder:
             for method in METHODS:
                 if method in self._complaints:
                     continue
-                complaint = works(method, self._objective, self._subject)
+                self._objective.few()
+                found = self._objective.processes.collected(
+                    "a trial", partial(works, method, self._objective, self._subject)
+                )
+                complaint = next((one for one in found if one is not None), None)
                 if complaint is None:
                     break
                 self._complaints[method] = complaint
@@ -127,8 +131,11 @@ class SecondOrder:
         sums = Sums(zeros)
         while self.method != "differences":
             method, leaves = self.method, self._subject.leaves
+            work = partial(self._add, method, vectors, sums, chunk)
             try:
-                self._subject.holding(leaves, lambda: self._add(method, vectors, sums, chunk))  # noqa: B023
+                self._objective.processes.attempt(
+                    "a Hessian product", partial(self._subject.holding, leaves, work), same=columns
+                )
             except DeadEnd as error:  # In a branch that no sample has taken so far.
                 self.release()
                 if self._asked is not None:

@@ -14,6 +14,7 @@ from flatgauge.batch import Batch
 from flatgauge.compiled import compiled_parts, in_words, is_compiled
 from flatgauge.compiled_forward import CompiledForward
 from flatgauge.nested import map_tensors, tensors
+from flatgauge.products import differentiate
 
 #: Single-precision numbers in a vector register.
 _REGISTER = 16
@@ -46,12 +47,15 @@ class Subject:
         leaves: Their values, as leaves to differentiate by.
         dtype: The precision of the computation.
         device: Where it runs.
+        sharded: Whether every process holds a part of every parameter only.
 
     Args:
         model: The module.
         dtype: The precision of the computation; None follows the model.
         compiles: Whether passes without derivatives go through torch.compile.
     """
+
+    sharded = False
 
     def __init__(self, model: Any, dtype: torch.dtype | None, *, compiles: bool = False) -> None:
         self._notes: list[str] = []
@@ -210,6 +214,10 @@ class Subject:
         result: T = torch.func.functional_call(self._holder, state, (action,))
         return result
 
+    def differentiate(self, value: Tensor, leaves: Sequence[Tensor]) -> Sequence[Tensor | None]:
+        """The gradient of a scalar by the leaves that are held; None where it does not depend."""
+        return differentiate(value, leaves)
+
     def place(self, batch: Batch) -> Batch:
         """Bring a batch to the model's device and precision."""
 
@@ -294,10 +302,11 @@ def unwrapped(model: Any) -> nn.Module:
         TypeError: If it is no module whose parameters can be replaced.
     """
     while True:
-        if type(model).__name__ in ("FullyShardedDataParallel", "FSDPModule"):
+        if type(model).__name__ == "FullyShardedDataParallel":
             raise TypeError(
-                "`model` is sharded by FSDP, which frees the weights between passes; measure an "
-                "unsharded copy (load its full state dict into a plain model)."
+                "`model` is wrapped by FullyShardedDataParallel, which flattens the weights and "
+                "frees them between passes; shard it with `torch.distributed.fsdp.fully_shard`, "
+                "or load its full state dict into a plain model."
             )
         if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
             model = model.module

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -18,18 +18,21 @@ from flatgauge.arguments import (
     check_order,
     finite_loss,
 )
-from flatgauge.batches import Batches
 from flatgauge.budget import Budget
+from flatgauge.group import processes_of
 from flatgauge.isolation import ALONE, is_isolated, isolated
 from flatgauge.layout import Layout
 from flatgauge.likeness import known_likeness
 from flatgauge.loss import Loss
 from flatgauge.losses import resolve_loss
 from flatgauge.memory import available, parse_bytes, resident
-from flatgauge.objective import Objective
+from flatgauge.objective import SHARDED, Objective
 from flatgauge.precision import Sums, wide
+from flatgauge.processes import Processes
 from flatgauge.products import DESCRIPTIONS, difference_product
 from flatgauge.second_order import SecondOrder, Turn
+from flatgauge.sharded import subject_of
+from flatgauge.sharding import shard
 from flatgauge.subject import Subject, computed
 
 #: From which share of the budget on freed memory is given back to the system after every chunk.
@@ -76,6 +79,11 @@ class LossSurface:
             `torch.compile`. It is tried out against the model itself, and left out where it fails
             or gives something else.
         check_data: Whether to read a loader twice to see that it gives the same samples.
+        processes: Who measures this surface together, every rank with its share of the data: None
+            for this process alone, ``"all"`` for the default group of `torch.distributed`, or a
+            group. All of its ranks must then make the surface, and measure it alike.
+        sharded: Whether the ranks were given samples of their own (True), or all of them the same
+            ones, to be split here (False); None compares them.
 
     Raises:
         ValueError: If model, loss and data do not make a fixed mean loss.
@@ -104,18 +112,27 @@ class LossSurface:
         products: str = "auto",
         compile: bool = False,
         check_data: bool = True,
+        processes: Any = None,
+        sharded: bool | None = None,
     ) -> None:
-        check_order(model, loss, data)
-        check_options(chunk, dtype, weight_decay)
-        self._loss: Loss = resolve_loss(loss, denominator)
-        with ALONE, torch.inference_mode(False):
+        self.processes = processes_of(processes)
+        with self.processes.together("LossSurface"), ALONE, torch.inference_mode(False):
+            check_order(model, loss, data)
+            check_options(chunk, dtype, weight_decay)
+            self._loss: Loss = resolve_loss(loss, denominator)
             before = resident()
-            self._subject = Subject(model, dtype, compiles=compile)
-            self.memory = available(self.device) // 2 if memory == "auto" else parse_bytes(memory)
-            self._batches = Batches(data, room=self.memory // 4, check=check_data)
+            self._subject = subject_of(model, dtype, self.processes, compiles=compile)
+            self.memory = self._room(memory)
+            self._batches = shard(
+                data, self.processes, sharded=sharded, room=self.memory // 4, check=check_data
+            )
             self._objective = Objective(self._subject, self._loss, self._batches, denominator)
             if before is not None and self.device.type == "cpu":
                 self._objective.ceiling = before + int(_FULL * self.memory)
+        if self._subject.sharded and products == "auto":
+            products = "differences"
+        if self._subject.sharded and products != "differences":
+            raise ValueError(SHARDED)
         self._layout = Layout(self._subject.names, self._subject.leaves)
         self._second_order = SecondOrder(
             self._subject, self._objective, self._layout, products, Turn()
@@ -179,12 +196,17 @@ class LossSurface:
     @property
     def stored(self) -> bool:
         """Whether the data are held in memory; else every pass reads them again."""
-        return self._batches.stored
+        return self._batches.stored_everywhere
 
     @property
     def samples(self) -> int:
-        """The number of samples N."""
-        return self._batches.samples
+        """The number of samples N, of all processes."""
+        return sum(self._batches.shares)
+
+    @property
+    def largest_share(self) -> int:
+        """The most samples that any process reads."""
+        return max(self._batches.shares)
 
     @property
     def data_text(self) -> str:
@@ -249,9 +271,15 @@ class LossSurface:
             self._follow()
             if point is None and self._value is not None:
                 return self._value
-            leaves, total = self._leaves(point), 0.0
-            for chunk in self._objective.chunks(self.chunk):
-                total += self._objective.value(leaves, chunk)
+            leaves, chunk = self._leaves(point), self.chunk
+
+            def summed() -> float:
+                total = 0.0
+                for batch, weight in self._objective.rounds(chunk):
+                    total += self._objective.value(leaves, batch, weight)
+                return total
+
+            total = self.processes.sum("the loss", summed, same=leaves)
             value = total / self._objective.count + self.penalty(leaves)
             if point is None:
                 self._value = finite_loss(value)
@@ -286,15 +314,22 @@ class LossSurface:
             self._follow()
             if point is None and self._gradient is not None and self._value is not None:
                 return self._value, self._gradient.clone()
-            leaves, total = self._leaves(point), 0.0
+            leaves, chunk = self._leaves(point), self.chunk
             sums = Sums(torch.zeros(self.size, dtype=self.dtype, device=self.device))
-            for chunk in self._objective.chunks(self.chunk):
-                loss, pieces = self._objective.total_and_gradient(leaves, chunk)
-                total += loss
-                self._layout.add(sums.near, pieces)
-                sums.settle()
+
+            def summed() -> float:
+                total = 0.0
+                for batch, weight in self._objective.rounds(chunk):
+                    loss, pieces = self._objective.total_and_gradient(leaves, batch, weight)
+                    total += loss
+                    self._layout.add(sums.near, pieces)
+                    sums.settle()
+                return total
+
+            total = self.processes.sum("the gradient", summed, same=leaves)
             value = total / self._objective.count + self.penalty(leaves)
-            gradient = (sums.total() / self._objective.count).to(self.dtype)
+            gradient = self.processes.total(sums.total()) / self._objective.count
+            gradient = gradient.to(self.dtype)
             if self.weight_decay:
                 gradient += self.weight_decay * self._layout.flat([x.detach() for x in leaves])
             if point is None:
@@ -337,7 +372,7 @@ class LossSurface:
                 for column, product in zip(columns, sums, strict=True):
                     product += difference_product(self.gradient, self.point, column)
             else:
-                sums = added
+                sums = self.processes.total(added)
                 sums /= self._objective.count
                 if self.weight_decay:
                     sums += self.weight_decay * columns
@@ -445,7 +480,12 @@ class LossSurface:
 
         Returns:
             The surface; its `model` is the copy.
+
+        Raises:
+            ValueError: If the model is sharded.
         """
+        if self._subject.sharded:
+            raise ValueError(SHARDED)
         other = copy.deepcopy(self, {id(self._batches): self._batches})
         other._subject.convert(dtype or self.dtype)
         other._objective.forget_costs()
@@ -481,7 +521,12 @@ class LossSurface:
 
         Returns:
             The surface. It follows the model as this one does, and its products count here.
+
+        Raises:
+            ValueError: If the model is sharded.
         """
+        if self._subject.sharded:
+            raise ValueError(SHARDED)
 
         def make() -> LossSurface:
             other = type(self).__new__(type(self))
@@ -525,6 +570,13 @@ class LossSurface:
             "the surface anew with LossSurface(model, loss, data)."
         )
 
+    def _room(self, memory: str | int) -> int:
+        """The memory budget of every process: the smallest that one has by itself."""
+        if memory != "auto":
+            return min(self.processes.gathered(parse_bytes(memory)))
+        shared = self.processes.neighbours if self.device.type == "cpu" else 1
+        return min(self.processes.gathered(available(self.device) // (2 * shared)))
+
     def _follow(self) -> None:
         """Notice a changed model: forget everything computed at its old parameters."""
         if self._subject.refresh():
@@ -561,3 +613,24 @@ class LossSurface:
             )
         moved = point.detach().to(self.device, self.dtype)
         return [part.clone().requires_grad_() for part in self._layout.pieces(moved)]
+
+
+def shared_processes(surfaces: Iterable[LossSurface]) -> Processes:
+    """Who measures some surfaces together.
+
+    Args:
+        surfaces: The surfaces.
+
+    Returns:
+        The processes.
+
+    Raises:
+        ValueError: If they are not the same for all.
+    """
+    found = list({id(surface.processes): surface.processes for surface in surfaces}.values())
+    if len(found) > 1:
+        raise ValueError(
+            "the surfaces are measured by different processes; give all of them the same "
+            "`processes=`."
+        )
+    return found[0]

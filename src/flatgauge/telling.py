@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 
 import torch
 from torch import Tensor
@@ -113,8 +113,18 @@ class Choice:
 
 def telling_samples(batches: Batches) -> Choice | None:
     """Choose the samples of one kind that differ most; None if no batch can be split."""
+    processes = batches.processes
+    own = processes.attempt("telling samples", lambda: _chosen(batches.chunks(256)))
+    if processes.size == 1:
+        return own
+    found = processes.gathered(None if own is None else own.samples())
+    return _chosen(batch for batch in found if batch is not None)
+
+
+def _chosen(batches: Iterable[Batch]) -> Choice | None:
+    """Look at batches, kind by kind."""
     choices: dict[Hashable, Choice] = {}
-    for batch in batches.chunks(256):
+    for batch in batches:
         if batch.splittable:
             choices.setdefault(kind_of(batch), Choice()).look(batch)
     return max(choices.values(), key=Choice.variety, default=None)

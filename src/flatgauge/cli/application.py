@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from typing import Annotated
 
 import typer
+
+from flatgauge.cli.ranks import rank, run_together, several, speaks
 
 app = typer.Typer(
     name="flatgauge",
@@ -51,8 +54,11 @@ def main() -> None:
     # Idle threads of one numerical library must not spin while another one works: on two cores
     # that costs half of the time and more. Read when torch is loaded, so set before.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    run = partial(app, prog_name="flatgauge")
     try:
-        app(prog_name="flatgauge")
+        if several():
+            run_together(run)
+        run()
     except BrokenPipeError:
         sys.stderr.close()  # The reader (`| head`) has had enough; that is no error.
         sys.exit(0)
@@ -60,5 +66,6 @@ def main() -> None:
         if "--debug" in sys.argv:
             raise
         hint = "" if isinstance(error, _TEACHING) else " (--debug shows the traceback)"
-        typer.echo(f"error: {error}{hint}", err=True)
+        if speaks(error):
+            print(f"error: {error}{hint}", file=sys.__stderr__ if rank() else sys.stderr)
         sys.exit(2)

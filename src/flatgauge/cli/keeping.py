@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from flatgauge.cli.ranks import rank
+
 if TYPE_CHECKING:
     from flatgauge.report import Comparison, Report
     from flatgauge.surface import LossSurface
@@ -32,7 +34,8 @@ class Keeper:
     def __init__(self, save: str | None, html: str | None) -> None:
         from flatgauge.writing import check_place
 
-        for place in filter(None, (save, html)):
+        self._writes = not rank()
+        for place in filter(None, (save, html) if self._writes else ()):
             check_place(place)
         if save is not None and html is not None and _same_file(save, html):
             raise ValueError(
@@ -48,7 +51,7 @@ class Keeper:
     def __call__(self, result: Report | Comparison) -> None:
         """Take a result, and write it if it is to be saved."""
         self.result = result
-        if self._save is not None:
+        if self._save is not None and self._writes:
             from flatgauge.cli.output import with_command
             from flatgauge.report.json_text import json_text
 
@@ -88,6 +91,8 @@ class Keeper:
 
     def publish(self) -> list[str]:
         """Write the page, and say which files hold the result."""
+        if not self._writes:
+            return []
         places = [self._save] if self._save is not None else []
         if self._html is not None and self.result is not None:
             command = shlex.join(["flatgauge", *sys.argv[1:]])

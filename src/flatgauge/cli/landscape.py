@@ -35,6 +35,7 @@ from flatgauge.cli.options import (
     examples,
 )
 from flatgauge.cli.output import all_opened, check_pictures, print_json, with_command
+from flatgauge.cli.ranks import rank
 
 if TYPE_CHECKING:
     pass
@@ -149,9 +150,9 @@ def landscape(
             progress=sys.stderr.isatty(),
             save=save,
         )
-        if png is not None:
+        if png is not None and not rank():
             found.to_png(png, what=what, kind=kind, log=log)
-        if html is not None:
+        if html is not None and not rank():
             found.to_html(html, what=what, kind=kind, log=log)
     for path in filter(None, (png, html)):
         typer.echo(f"wrote {path}", err=True)

@@ -35,6 +35,7 @@ from flatgauge.cli.options import (
     examples,
 )
 from flatgauge.cli.output import opened, print_result, watched
+from flatgauge.cli.ranks import several
 
 
 @app.command(
@@ -83,7 +84,7 @@ def measure(
             keeper.notes, keeper.total = notes, len(wanted or registry)
             (name,) = names_of([(model, weights)])
             keeper.illustrations = {"name": name}
-            if not watched():  # Else the bar tells it.
+            if several() or not watched():  # Else the bar tells it.
                 typer.echo(str(fg.memory_estimate(surface)), err=True)
             report = fg.measure(
                 surface, measures=wanted, gauge=gauge, seed=seed, progress=watched(), save=keeper

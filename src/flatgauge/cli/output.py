@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from flatgauge.cli.ranks import device_of, processes, rank
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -18,7 +20,8 @@ def opened(ctx: typer.Context) -> tuple[LossSurface, list[str]]:
     """The surface that the options of a command describe; notes on it are told, and given back."""
     from flatgauge.command import open_surface
 
-    surface, notes = open_surface(**words_for(open_surface, ctx))
+    words = words_for(open_surface, ctx) | {"device": device_of(ctx.params["device"])}
+    surface, notes = open_surface(**words, processes=processes())
     for note in notes:
         typer.echo(f"note: {note}", err=True)
     return surface, notes
@@ -43,7 +46,8 @@ def all_opened(
     entries = read_models(words)
     labels = _labels(names, len(entries)) or names_of(entries)
     named = dict(zip(labels, entries, strict=True))
-    surfaces, notes = open_surfaces(named, **words_for(open_surfaces, ctx))
+    chosen = words_for(open_surfaces, ctx) | {"device": device_of(ctx.params["device"])}
+    surfaces, notes = open_surfaces(named, **chosen, processes=processes())
     for note in notes:
         typer.echo(f"note: {note}", err=True)
     return surfaces, notes
@@ -63,7 +67,7 @@ def check_pictures(png: Path | None, html: Path | None) -> None:
     from flatgauge.drawing.forms import picture_forms
     from flatgauge.writing import check_place
 
-    for place in filter(None, (png, html)):
+    for place in filter(None, () if rank() else (png, html)):
         check_place(place)
     if png is not None and png.suffix[1:].lower() not in (forms := picture_forms()):
         raise ValueError(

@@ -33,6 +33,7 @@ from flatgauge.cli.options import (
     examples,
 )
 from flatgauge.cli.output import all_opened, check_pictures, print_json, with_command
+from flatgauge.cli.ranks import rank
 
 if TYPE_CHECKING:
     from flatgauge.surface import LossSurface
@@ -115,6 +116,8 @@ def spectrum(
             seed=seed,
             progress=sys.stderr.isatty(),
         )
+    if rank():
+        return
     if png is not None:
         found.plot().figure.savefig(png, dpi=200)
         typer.echo(f"wrote {png}", err=True)

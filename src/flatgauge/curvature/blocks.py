@@ -12,7 +12,7 @@ from flatgauge.curvature.columns import Columns, groups_of, left_behind
 from flatgauge.curvature.estimated import estimated_blocks
 from flatgauge.curvature.relative import inverse
 from flatgauge.curvature.spreads import input_spreads
-from flatgauge.curvature.summary import LayerValue, as_shares, spread
+from flatgauge.curvature.summary import LayerValue, as_shares, rows_of, spread
 from flatgauge.curvature.surrogate import NO_LOSS, samples_without_loss
 from flatgauge.curvature.sweep import Sweeper, sweeper_of
 from flatgauge.curvature.tally import Tally, collect
@@ -233,7 +233,8 @@ def _measured(
     left_out = 0
     if plan.exact:
         names = frozenset(plan.exact)
-        mixing = None if sources is None else sources("mixtures")
+        rank = surface.processes.rank  # Every rank mixes the columns of its own samples.
+        mixing = None if sources is None else sources(f"mixtures {rank}" if rank else "mixtures")
         swept, shares, left_out = _swept(
             sweeper, names, wanted, scales, columns, all_columns, mixing
         )
@@ -281,33 +282,68 @@ def _swept(
 ) -> tuple[dict[str, Tally], Tensor, int]:
     """Sweep all data; what every parameter gathered, and the samples' shares in the count."""
     tallies = {name: Tally() for name in names}
-    shares, left_out = [], 0
+    shares: list[Tensor] = []
     if columns is not None:
         wanted |= {"columns"}
-    for chunk in sweeper.passes(
+    passes = sweeper.passes(
         names, wanted, all_columns=all_columns, generator=generator, scales=scales
-    ):
-        for column in chunk.columns:
-            chunk.pass_back(column)
-        if columns is not None:
-            columns.add(chunk)
-        parts, mixtures = collect(chunk.taps), []
-        for column in chunk.mixtures:
-            chunk.pass_back(column)
-            mixtures.append(collect(chunk.taps))
-        for name, found in parts.items():
-            tallies[name].add(found, [mixture[name] for mixture in mixtures], chunk.shares)
-        for tap in chunk.taps:
-            for name, diagonal in tap.diagonals().items():
-                tallies[name].add_diagonal(diagonal)
-            for name, size in tap.sizes().items():
-                tallies[name].add_size(size)
-        shares.append(chunk.shares)
-        left_out += chunk.left_out
-    together = torch.cat(shares)
+    )
+
+    def sweep() -> int:
+        left_out = 0
+        for chunk in passes:
+            for column in chunk.columns:
+                chunk.pass_back(column)
+            if columns is not None:
+                columns.add(chunk)
+            parts, mixtures = collect(chunk.taps), []
+            for column in chunk.mixtures:
+                chunk.pass_back(column)
+                mixtures.append(collect(chunk.taps))
+            for name, found in parts.items():
+                tallies[name].add(found, [mixture[name] for mixture in mixtures], chunk.shares)
+            for tap in chunk.taps:
+                for name, diagonal in tap.diagonals().items():
+                    tallies[name].add_diagonal(diagonal)
+                for name, size in tap.sizes().items():
+                    tallies[name].add_size(size)
+            shares.append(chunk.shares)
+            left_out += chunk.left_out
+        return left_out
+
+    surface = sweeper.surface
+    without = surface.processes.sum("the sweep", sweep, same=surface.subject.leaves)
+    together = rows_of(shares, surface.device)
+    if surface.processes.size > 1:
+        together = _joined(tallies, together, surface)
     if not together.any():
         raise ValueError(NO_LOSS)
-    return tallies, together, left_out
+    return tallies, together, int(without)
+
+
+def _joined(tallies: Mapping[str, Tally], shares: Tensor, surface: LossSurface) -> Tensor:
+    """Bring what all processes have gathered into the tallies; the shares of all samples."""
+    processes = surface.processes
+    own = {
+        (name, part): value
+        for name, tally in tallies.items()
+        for part, value in tally.numbers().items()
+    }
+    sums = processes.added(own, surface.device)
+    rows = {
+        (name, part): torch.cat(pieces)
+        for name, tally in tallies.items()
+        for part, pieces in tally.samples.items()
+    }
+    together = processes.joined(rows | {("", "shares"): shares}, surface.device)
+    mixed = processes.gathered([name for name, tally in tallies.items() if tally.mixed])
+    for name, tally in tallies.items():
+        tally.take(
+            {part: value for (owner, part), value in sums.items() if owner == name},
+            {part: value for (owner, part), value in together.items() if owner == name},
+        )
+        tally.mixed = any(name in names for names in mixed)
+    return together["", "shares"]
 
 
 def _finished(

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-import torch
 from torch import Tensor
 
 from flatgauge.curvature.factors import Kept, LayerBlock, keeps_gradients
 from flatgauge.curvature.layer_taps import LayerTap
+from flatgauge.curvature.summary import rows_of
 from flatgauge.curvature.sweep import MOST_COLUMNS, Pass, Sweeper
 
 #: What share of what the budget leaves beside vectors columns may take.
@@ -36,7 +36,7 @@ class Columns:
 
     def blocks(self, sweeper: Sweeper) -> Iterator[tuple[str, LayerBlock]]:
         """The blocks, one after the other; each is let go before the next."""
-        counts = torch.cat(self._counts)
+        counts = rows_of(self._counts, sweeper.surface.device)
         for name in list(self._kept):
             kept = self._kept.pop(name)
             yield name, LayerBlock(sweeper.plan.layers[name], kept, counts, sweeper.surface)
@@ -59,10 +59,14 @@ def columns_of(sweeper: Sweeper, names: Sequence[str]) -> Columns:
     passes = sweeper.passes(
         frozenset(names), frozenset({"columns"}), all_columns=True, generator=None
     )
-    for chunk in passes:
-        for column in chunk.columns:
-            chunk.pass_back(column)
-        columns.add(chunk)
+
+    def keep() -> None:
+        for chunk in passes:
+            for column in chunk.columns:
+                chunk.pass_back(column)
+            columns.add(chunk)
+
+    sweeper.surface.processes.attempt("columns", keep)
     return columns
 
 
@@ -116,4 +120,4 @@ def column_bytes(sweeper: Sweeper, name: str) -> int:
     each = columns * outputs + plan.numbers(layer.input)
     if keeps_gradients(layer, outputs):
         each = columns * math.prod(layer.shape)
-    return each * surface.dtype.itemsize * surface.samples
+    return each * surface.dtype.itemsize * surface.largest_share

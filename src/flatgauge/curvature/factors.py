@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flatgauge.curvature.operator import Operator
 from flatgauge.curvature.sample_gradients import SampleGradients
-from flatgauge.curvature.summary import as_shares
+from flatgauge.curvature.summary import as_shares, rows_of
 from flatgauge.curvature.taps import Chunk
 from flatgauge.layers import Layer
 from flatgauge.surface import LossSurface
@@ -92,7 +92,7 @@ class LayerBlock(Operator):
     Args:
         layer: The layer.
         kept: What was kept.
-        counts: Every sample's share in the denominator of the loss (N,).
+        counts: The share of every sample here in the denominator of the loss (n,).
         surface: The surface it belongs to.
     """
 
@@ -102,12 +102,18 @@ class LayerBlock(Operator):
         size = torch.Size(layer.shape).numel()
         super().__init__(size, surface.dtype, surface.device)
         self._layer, self._kept, self._counts = layer, kept, counts
-        self._decay = surface.weight_decay
+        self._decay, self._processes = surface.weight_decay, surface.processes
+        self._count = self._processes.sum("counts", lambda: float(counts.sum()))
 
     def __matmul__(self, vectors: Tensor) -> Tensor:
         columns = vectors.reshape(self.shape[0], -1).T
-        products = torch.stack([self._product(column) for column in columns], dim=1)
-        return products.reshape(vectors.shape) / float(self._counts.sum()) + self._decay * vectors
+        products = self._processes.attempt(
+            "a product with a layer's block",
+            lambda: torch.stack([self._product(column) for column in columns], dim=1),
+            same=[vectors],
+        )
+        sums = self._processes.total(products).to(vectors.dtype)
+        return sums.reshape(vectors.shape) / self._count + self._decay * vectors
 
     def shares(self, vector: Tensor) -> Tensor:
         """Every sample's share in vᵀ H v of a unit vector (N,): their mean is the form."""
@@ -115,7 +121,9 @@ class LayerBlock(Operator):
         for kept in self._kept:
             forms = self._forms(kept, vector)
             parts.append((forms.square() * kept.factors).sum(1, dtype=torch.float64))
-        return as_shares(torch.cat(parts), self._counts) + self._decay
+        own = {"forms": rows_of(parts, self.device), "counts": self._counts}
+        rows = self._processes.joined(own, self.device)
+        return as_shares(rows["forms"], rows["counts"]) + self._decay
 
     def _product(self, vector: Tensor) -> Tensor:
         total = torch.zeros_like(vector)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from flatgauge.batch import Batch, obstacle
+from flatgauge.curvature.summary import rows_of
 from flatgauge.curvature.sweep import Sweeper, sweeper_of
 from flatgauge.curvature.tally import collect
 from flatgauge.graph import UnsupportedGraphError
@@ -38,18 +39,24 @@ def squared_slopes(surface: LossSurface, names: Sequence[str]) -> Found:
     Raises:
         ValueError: If the batches cannot be taken apart into samples.
     """
+    attempt = surface.processes.attempt
     try:
         sweeper = sweeper_of(surface)
         swept = [name for name in names if name in sweeper.plan.exact]
-        counts, found = _swept(sweeper, swept) if swept else (None, {})
+        if swept:
+            counts, found = attempt("the sweep of gradients", lambda: _swept(sweeper, swept))
+        else:
+            counts, found = None, {}
     except UnsupportedGraphError:
         counts, found = None, {}
     rest = [name for name in names if name not in found]
     if rest:
-        counts, others = _written_out(surface, rest)
+        chunk = surface.chunk
+        counts, others = attempt("gradients", lambda: _written_out(surface, rest, chunk))
         found |= others
     assert counts is not None
-    return counts, {name: found[name] for name in names}
+    rows = surface.processes.joined({"": counts} | found, surface.device)
+    return rows[""], {name: rows[name] for name in names}
 
 
 def _swept(sweeper: Sweeper, names: list[str]) -> Found:
@@ -68,10 +75,11 @@ def _swept(sweeper: Sweeper, names: list[str]) -> Found:
             own = parts[name].own if name in parts else None
             none = torch.zeros_like(counts[-1])  # The output does not depend on it.
             shares.append(none if own is None else wide(own)[kept])
-    return torch.cat(counts), {name: torch.cat(shares) for name, shares in found.items()}
+    device = sweeper.surface.device
+    return rows_of(counts, device), {name: rows_of(one, device) for name, one in found.items()}
 
 
-def _written_out(surface: LossSurface, names: list[str]) -> Found:
+def _written_out(surface: LossSurface, names: list[str], chunk: int) -> Found:
     """Sample by sample: many at once where the model can be vectorised, else one by one."""
     subject, objective = surface.subject, surface.objective
     size = sum(subject.state[name].numel() for name in names) * surface.dtype.itemsize
@@ -80,7 +88,7 @@ def _written_out(surface: LossSurface, names: list[str]) -> Found:
     counts: list[float] = []
     together: Callable[..., Tensor] | None = _sums_of_many
     with isolated(surface.model, surface.device):
-        for batch in objective.chunks(min(surface.chunk, room)):
+        for batch in objective.chunks(min(chunk, room)):
             if batch.samples > 1 and not batch.splittable:
                 raise ValueError(
                     "the gradient of every sample is needed, but the batches cannot be cut into "
@@ -100,7 +108,7 @@ def _written_out(surface: LossSurface, names: list[str]) -> Found:
                 sums = torch.stack([_sums_of_one(surface, rows[i], names) for i in kept])
             found.append(sums)
     weights = torch.tensor(counts, dtype=torch.float64, device=surface.device)
-    squares = torch.cat(found)
+    squares = torch.cat(found) if found else weights.new_zeros(0, len(names))
     if objective.loss.count is None:  # What was differentiated is the sample's own mean.
         squares = squares * weights.square()[:, None]
     squares = squares / weights[:, None]

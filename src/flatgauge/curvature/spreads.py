@@ -30,10 +30,11 @@ class Moments:
 
     def add(self, rows: Tensor) -> None:
         """Add a piece (rows, columns)."""
-        rows, count = wide(rows), len(rows)
+        rows = wide(rows)
         mean = rows.mean(0)
-        squares = (rows - mean).square().sum(0)
-        low, high = rows.aminmax(dim=0)
+        self._add(len(rows), mean, (rows - mean).square().sum(0), *rows.aminmax(dim=0))
+
+    def _add(self, count: int, mean: Tensor, squares: Tensor, low: Tensor, high: Tensor) -> None:
         if self._count:
             shift, together = mean - self._mean, self._count + count
             squares = self._squares + squares + shift.square() * (self._count * count / together)
@@ -41,6 +42,11 @@ class Moments:
             low, high = torch.minimum(low, self._low), torch.maximum(high, self._high)
         self._mean, self._squares, self._low, self._high = mean, squares, low, high
         self._count += count
+
+    def join(self, other: Moments) -> None:
+        """Add the pieces of another."""
+        if other._count:
+            self._add(other._count, other._mean, other._squares, other._low, other._high)
 
     def spread(self, rounding: float) -> Tensor:
         """The standard deviation of every column; its size where it varies by rounding only."""
@@ -69,17 +75,23 @@ def input_spreads(sweeper: Sweeper) -> dict[str, Tensor]:
     names = [name for name in plan.layers if plan.times_read(name) == 1]
 
     def measured() -> dict[str, Tensor]:
-        moments = {name: Moments() for name in names}
-        _read(sweeper, moments)
+        collected = sweeper.surface.processes.collected
+        moments, *others = collected("inputs of layers", lambda: _read(sweeper, names))
+        for name in names:
+            for other in others:
+                moments[name].join(other[name])
         rounding = _ROUNDING * torch.finfo(sweeper.surface.dtype).eps
-        return {name: found.spread(rounding) for name, found in moments.items()}
+        spreads = {name: found.spread(rounding) for name, found in moments.items()}
+        if others:  # What was exchanged is on the CPU.
+            spreads = {name: found.to(sweeper.surface.device) for name, found in spreads.items()}
+        return spreads
 
     return sweeper.surface.recall(("input spreads", sweeper.loss.name), measured)
 
 
-def _read(sweeper: Sweeper, moments: dict[str, Moments]) -> None:
+def _read(sweeper: Sweeper, names: list[str]) -> dict[str, Moments]:
     """Run all data through the graph, listening at the layers' inputs."""
-    surface = sweeper.surface
+    surface, moments = sweeper.surface, {name: Moments() for name in names}
     with isolated(surface.model, surface.device):
         for batch in surface.objective.chunks(sweeper.chunk):
             kept = sweeper.counts_of(batch).nonzero()[:, 0].tolist()
@@ -93,6 +105,7 @@ def _read(sweeper: Sweeper, moments: dict[str, Moments]) -> None:
             inputs = sweeper.inputs_of(batch)
             with torch.no_grad():
                 plan.graph.run(surface.subject.state, inputs, listeners, plan.logits)
+    return moments
 
 
 def _listener(layer: Layer, moments: Moments) -> Callable[..., Any]:

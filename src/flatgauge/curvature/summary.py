@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+import torch
 from torch import Tensor
 
 from flatgauge.estimators import Estimate
@@ -142,6 +143,12 @@ def as_shares(totals: Tensor, counts: Tensor) -> Tensor:
     """
     ratio = totals.sum() / counts.sum()
     return ratio + (totals - ratio * counts) / counts.mean()
+
+
+def rows_of(pieces: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Numbers of single samples that came chunk by chunk, joined; none where there are no data."""
+    empty = torch.zeros(0, dtype=torch.float64, device=device)
+    return torch.cat(list(pieces)) if pieces else empty
 
 
 def spread(shares: Tensor | None) -> float | None:

@@ -72,13 +72,19 @@ def samples_without_loss(surface: LossSurface) -> int:
     Raises:
         ValueError: If none of the samples has a loss.
     """
-    found: int = surface.recall("samples without loss", lambda: _counted(surface))
+    found: int = surface.recall("samples without loss", lambda: _counted_by_all(surface))
     if found >= surface.objective.count:
         raise ValueError(NO_LOSS)
     return found
 
 
-def _counted(surface: LossSurface) -> int:
+def _counted_by_all(surface: LossSurface) -> int:
+    """How many there are on all ranks."""
+    chunk, processes = surface.chunk, surface.processes
+    return int(processes.sum("outputs", lambda: _counted(surface, chunk)))
+
+
+def _counted(surface: LossSurface, chunk: int) -> int:
     """One pass over the data, where outputs may have no loss."""
     objective, subject = surface.objective, surface.subject
     defined = objective.loss.defined
@@ -86,7 +92,7 @@ def _counted(surface: LossSurface) -> int:
         return 0
     found = 0
     with isolated(surface.model, surface.device), torch.no_grad():
-        for batch in objective.chunks(surface.chunk):
+        for batch in objective.chunks(chunk):
             outputs = prediction(subject(subject.leaves, batch, with_labels=False))
             without = (~defined(outputs)).nonzero()[:, 0].tolist()
             found += sum(objective.denominator(batch.rows([place])) > 0 for place in without)

@@ -22,6 +22,7 @@ from flatgauge.graph import Handler, ModelGraph, UnsupportedGraphError, in_preci
 from flatgauge.isolation import isolated
 from flatgauge.loss import prediction
 from flatgauge.nested import map_tensors
+from flatgauge.objective import SHARDED
 from flatgauge.output_curvature import Column, Dense, Mixable, OutputCurvature, dense, gradient
 from flatgauge.surface import LossSurface
 
@@ -85,12 +86,14 @@ class Sweeper:
     """
 
     def __init__(self, surface: LossSurface) -> None:
+        if surface.subject.sharded:
+            raise UnsupportedGraphError(SHARDED)
         self.surface = surface
         self.loss = surface.objective.loss
         self._subject = surface.subject
         self._plans: dict[Any, Plan] = {}
         with isolated(surface.model, surface.device):
-            self.plan = self.plan_for(next(surface.objective.chunks(4)))
+            self.plan = self.plan_for(surface.objective.few())
 
     @property
     def _values(self) -> dict[str, Tensor]:
@@ -355,7 +358,7 @@ def sweeper_of(surface: LossSurface) -> Sweeper:
 
     def attempt() -> Sweeper | UnsupportedGraphError:
         try:
-            return Sweeper(surface)
+            return surface.processes.attempt("the graph", lambda: Sweeper(surface))
         except UnsupportedGraphError as error:
             return error
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -10,6 +10,9 @@ from torch import Tensor
 
 from flatgauge.curvature.taps import Parts, Tap
 from flatgauge.precision import wide
+
+#: What a tally adds up by part.
+_SUMS = ("sums", "squares", "products", "variances")
 
 
 @dataclass
@@ -67,6 +70,27 @@ class Tally:
     def add_size(self, size: Tensor) -> None:
         """Add the size of a chunk's diagonal."""
         self.size = _added(self.size, size)
+
+    def numbers(self) -> dict[str, Tensor]:
+        """All that is added up, by what it is and the part."""
+        held = {"diagonal": self.diagonal, "size": self.size}
+        found = {name: value for name, value in held.items() if value is not None}
+        for kind in _SUMS:
+            found |= {f"{kind} {part}": value for part, value in getattr(self, kind).items()}
+        return found
+
+    def take(self, numbers: Mapping[str, Tensor], rows: Mapping[str, Tensor]) -> None:
+        """Take the sums of all processes, and the shares of all samples, in the place of its own.
+
+        Args:
+            numbers: As `numbers` gives them.
+            rows: Every sample's share, by part.
+        """
+        self.diagonal, self.size = numbers.get("diagonal"), numbers.get("size")
+        for kind in _SUMS:
+            known = {key: value for key, value in numbers.items() if key.startswith(f"{kind} ")}
+            setattr(self, kind, {key.removeprefix(f"{kind} "): v for key, v in known.items()})
+        self.samples = {part: [value] for part, value in rows.items()}
 
     def data_error(self, name: str, counts: Tensor) -> Tensor:
         """The standard error of a part's mean, samples being drawn at random.

@@ -111,8 +111,11 @@ def bounds(
             return path_bound(setting, skeleton=skeleton, frozen=frozen)
         return normalized_bound(setting, bits=bits, frozen=frozen, surrogate=surrogate)
 
+    def attempted(name: str) -> list[Term]:
+        return surface.processes.attempt(name, partial(compute, name))
+
     named = only is not None
-    return table([(name, _attempted(partial(compute, name), named)) for name in wanted])
+    return table([(name, _attempted(partial(attempted, name), named)) for name in wanted])
 
 
 def _attempted(compute: Callable[[], list[Term]], named: bool) -> list[Term]:
@@ -136,7 +139,12 @@ def _heldout(surface: LossSurface, holdout: Any) -> ZeroOne | None:
         )
     if not isinstance(holdout, LossSurface):
         holdout = LossSurface(
-            surface.model, "cross_entropy", holdout, dtype=surface.dtype, chunk=surface.most_samples
+            surface.model,
+            "cross_entropy",
+            holdout,
+            dtype=surface.dtype,
+            chunk=surface.most_samples,
+            processes=surface.processes,
         )
     return ZeroOne(surface, holdout)
 

@@ -229,16 +229,23 @@ def _inputs(surface: LossSurface, paths: BasisPaths, sizes: _Sizes) -> tuple[flo
     weights = values[first.name].reshape(first.shape)
     matrix = weights if first.out_axis == 0 else weights.T  # (out, in)
     shift = values[first.bias] if first.bias is not None else torch.zeros(len(matrix))
-    largest, margin = 0.0, math.inf
-    for batch in surface.objective.chunks(surface.chunk):
-        (given,) = tensors(batch.inputs)
-        x = given.detach().cpu().double().reshape(len(given), -1)
-        squares = x.square().sum(1) + (first.bias is not None)
-        largest = max(largest, float(x.square().sum(1).max()))
-        if sizes.depth > 1:
-            reach = (x @ matrix.T + shift).abs() / squares.sqrt()[:, None]
-            margin = min(margin, float(reach.nan_to_num(0.0).min()))
-    return math.sqrt(largest + sizes.biases), margin
+    chunk = surface.chunk
+
+    def read() -> tuple[float, float]:
+        largest, margin = 0.0, math.inf
+        for batch in surface.objective.chunks(chunk):
+            (given,) = tensors(batch.inputs)
+            x = given.detach().cpu().double().reshape(len(given), -1)
+            squares = x.square().sum(1) + (first.bias is not None)
+            largest = max(largest, float(x.square().sum(1).max()))
+            if sizes.depth > 1:
+                reach = (x @ matrix.T + shift).abs() / squares.sqrt()[:, None]
+                margin = min(margin, float(reach.nan_to_num(0.0).min()))
+        return largest, margin
+
+    found = surface.processes.collected("the inputs", read)
+    largest = max(one for one, _ in found)
+    return math.sqrt(largest + sizes.biases), min(margin for _, margin in found)
 
 
 def _slope(surface: LossSurface) -> tuple[float, str]:
@@ -246,9 +253,11 @@ def _slope(surface: LossSurface) -> tuple[float, str]:
     if surface.loss_name in ("cross_entropy", "nll"):
         return math.sqrt(2), "of cross-entropy by the logits: at most √2"
     objective, subject = surface.objective, surface.subject
-    largest = 0.0
-    with isolated(surface.model, surface.device):
-        for batch in objective.chunks(surface.chunk):
+    chunk = surface.chunk
+
+    def read() -> float:
+        largest = 0.0
+        for batch in objective.chunks(chunk):
             outputs = prediction(subject(subject.leaves, batch, with_labels=False)).detach()
             outputs.requires_grad_()
             mean = objective.loss.total(outputs, batch.target)
@@ -256,6 +265,10 @@ def _slope(surface: LossSurface) -> tuple[float, str]:
             (gradient,) = torch.autograd.grad(total, outputs)
             norms = gradient.flatten(1).double().norm(dim=1)
             largest = max(largest, float(norms.max()))
+        return largest
+
+    with isolated(surface.model, surface.device):
+        largest = max(surface.processes.collected("slopes of the loss", read))
     largest *= surface.samples / objective.count
     return largest, (
         f"largest slope of {surface.loss_name} by the outputs on the data: an estimate, as the "

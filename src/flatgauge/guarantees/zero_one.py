@@ -60,13 +60,18 @@ class ZeroOne:
         Returns:
             One truth value per sample with a label, on the CPU.
         """
-        surface, subject, found = self._surface, self._surface.subject, []
-        with isolated(surface.model, surface.device), torch.no_grad():
-            for batch in self._objective.chunks(self._data.chunk):
+        surface, subject, chunk = self._surface, self._surface.subject, self._data.chunk
+
+        def judge() -> Tensor:
+            found = [torch.zeros(0, dtype=torch.bool)]
+            for batch in self._objective.chunks(chunk):
                 placed = subject.place(batch)
                 outputs = prediction(subject(leaves, placed, with_labels=False))
                 found.append(self._judged(outputs, placed.target).cpu())
-        return torch.cat(found)
+            return torch.cat(found)
+
+        with isolated(surface.model, surface.device), torch.no_grad():
+            return torch.cat(self._data.processes.collected("the 0-1 loss", judge, same=leaves))
 
     def _judged(self, outputs: Tensor, target: Any) -> Tensor:
         """Which samples of a chunk are wrong."""

@@ -21,9 +21,10 @@ from flatgauge.landscaping.record import Part, Record
 from flatgauge.landscaping.several import Landscapes
 from flatgauge.landscaping.single import Landscape
 from flatgauge.landscaping.space import Space, positive
+from flatgauge.processes import Processes
 from flatgauge.progress import Progress, shown
 from flatgauge.randomness import check_seed
-from flatgauge.surface import LossSurface
+from flatgauge.surface import LossSurface, shared_processes
 
 
 @overload
@@ -141,27 +142,44 @@ def landscape(
         raise ValueError(f"`points={points!r}` must be a whole number, at least 2.")
     check_seed(seed)
     given = None if extent is None else positive("extent", extent)
-    spaces = {
-        name: Between(one, ends)
-        if ends
-        else kind(one, dims, Generator().manual_seed(seed), **options)
-        for name, one in surfaces.items()
-    }
-    reach = given or min(one.reach() for one in spaces.values())  # The same for all.
-    ticks = kind.ticks(points, reach)
-    common = {"dims": dims, "points": points, "extent": reach} | ({} if ends else {"seed": seed})
-    settings = {} if save is None else _settings(spaces, common | options)
-    found = {}
-    with Record(save, settings, (points,) * dims, len(spaces)) as record, shown(progress) as tell:
-        total = len(spaces) * points**dims
-        for (name, one), part in zip(spaces.items(), record.parts, strict=True):
-            words = name or "landscape"
-            tell(words, record.finished, total)
-            for _ in _filled(one, ticks, part):
-                record.keep()
+    processes = shared_processes(surfaces.values())
+    with processes.together("landscape"):
+        spaces = {
+            name: Between(one, ends)
+            if ends
+            else kind(one, dims, Generator().manual_seed(seed), **options)
+            for name, one in surfaces.items()
+        }
+        reach = given or min(one.reach() for one in spaces.values())  # The same for all.
+        ticks = kind.ticks(points, reach)
+        common = {"dims": dims, "points": points, "extent": reach} | (
+            {} if ends else {"seed": seed}
+        )
+        settings = {} if save is None else _settings(spaces, common | options)
+        found = {}
+        with (
+            _record(processes, save, settings, (points,) * dims, len(spaces)) as record,
+            shown(progress if callable(progress) or not processes.rank else False) as tell,
+        ):
+            total = len(spaces) * points**dims
+            for (name, one), part in zip(spaces.items(), record.parts, strict=True):
+                words = name or "landscape"
                 tell(words, record.finished, total)
-            found[name] = _result(one, ticks, part, common)
+                for _ in _filled(one, ticks, part):
+                    record.keep()
+                    tell(words, record.finished, total)
+                found[name] = _result(one, ticks, part, common)
     return found[""] if isinstance(surface, LossSurface) else Landscapes(found)
+
+
+def _record(
+    processes: Processes, save: str | Path | None, settings: dict[str, Any], *sizes: Any
+) -> Record:
+    """What is known so far: by the file, which the first process reads and writes for all."""
+    path = None if processes.rank else save
+    record = processes.attempt("the file", lambda: Record(path, settings, *sizes))
+    record.parts = processes.gathered(record.parts)[0]
+    return record
 
 
 def _settings(spaces: Mapping[str, Space], options: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,10 +6,11 @@ import hashlib
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
-from flatgauge.isolation import isolated
-from flatgauge.nested import tensors
+from flatgauge.batch import digests
 from flatgauge.surface import LossSurface
 
 
@@ -43,16 +44,17 @@ def digest(values: Iterable[Tensor]) -> str:
 
 
 def _data(surface: LossSurface) -> str:
-    """The samples in their order, whatever chunks they come in."""
-    columns: list[Any] = []
-    with isolated(surface.model, surface.device):
-        for chunk in surface.objective.chunks(surface.chunk):
-            for place, tensor in enumerate(tensors((chunk.inputs, chunk.target))):
-                if place == len(columns):
-                    columns.append(hashlib.blake2b(digest_size=16))
-                    columns[place].update(f"{tuple(tensor.shape[1:])} {tensor.dtype}".encode())
-                columns[place].update(_bits(tensor))
-    return "-".join(column.hexdigest() for column in columns)
+    """The samples in their order, whatever chunks they come in, and in whatever processes."""
+    size = surface.chunk
+
+    def read() -> NDArray[np.int64]:
+        chunks = surface.objective.chunks(size)
+        return np.array([one for chunk in chunks for one in digests(chunk)], dtype=np.int64)
+
+    found = hashlib.blake2b(digest_size=16)
+    for numbers in surface.processes.collected("the data", read):
+        found.update(numbers.tobytes())
+    return found.hexdigest()
 
 
 def _bits(value: Tensor) -> bytes:

@@ -13,6 +13,7 @@ from flatgauge.graph import ModelGraph, in_precision
 from flatgauge.isolation import isolated
 from flatgauge.loss import prediction
 from flatgauge.measures.registry import measure
+from flatgauge.objective import SHARDED
 from flatgauge.path_sums import path_sum
 from flatgauge.surface import LossSurface
 
@@ -92,7 +93,9 @@ def path_norm(surface: LossSurface, *, order: float = 1.0) -> Estimate:
 def _graph(surface: LossSurface) -> tuple[ModelGraph, int]:
     """The graph for one sample, or for as many as cannot be taken apart, and how many these are."""
     subject, own = surface.subject, surface.objective.loss.own
-    batch = next(surface.objective.chunks(1))
+    if subject.sharded:
+        raise ValueError(SHARDED)
+    batch = surface.objective.example(1)
     arguments, keywords = subject.arguments(batch, with_labels=own)
     model = in_precision(subject.model, subject.dtype)
     with isolated(model, subject.device):

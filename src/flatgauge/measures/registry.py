@@ -208,7 +208,8 @@ def measure(
                     f"{type(surface).__name__}; make one with LossSurface(model, loss, data)."
                 )
             start, matvecs = time.perf_counter(), surface.matvecs
-            estimate = function(surface, *args, **kwargs)
+            with surface.processes.together(function.__name__):
+                estimate = function(surface, *args, **kwargs)
             return replace(
                 estimate,
                 seconds=time.perf_counter() - start,

@@ -43,22 +43,28 @@ def root_derivatives(sweeper: Sweeper, paths: BasisPaths, runs: Runs, gradient: 
         One number per run, in double precision.
     """
     count = len(runs.roots)
-    squares, tangents = torch.zeros(2, count, dtype=torch.float64)
-    for plan, batch in sweeper.batches():
-        places = places_of(paths, runs, plan, sweeper.surface.device)
-        whole = _Whole(places)
-        with torch.enable_grad():
-            logits = sweeper.run(plan, batch, whole.handlers())
-            curvature, _ = sweeper.curvature(plan, logits.detach(), batch)
-            for values, factor in curvature.columns():
-                along = whole.along(logits, values.to(logits), count)
-                weighted = along if factor is None else along * factor.to(along)[:, None]
-                squares += (weighted * along).sum(0).cpu()
-            slopes = whole.slopes(logits, sweeper.total(plan, batch))
-            del logits
-            cut = _Cut(places)
-            sweeper.run(plan, batch, cut.handlers())
-            tangents += cut.tangents(slopes, runs).cpu()
+    squares, tangents = sums = torch.zeros(2, count, dtype=torch.float64)
+
+    def sweep() -> None:
+        for plan, batch in sweeper.batches():
+            places = places_of(paths, runs, plan, sweeper.surface.device)
+            whole = _Whole(places)
+            with torch.enable_grad():
+                logits = sweeper.run(plan, batch, whole.handlers())
+                curvature, _ = sweeper.curvature(plan, logits.detach(), batch)
+                for values, factor in curvature.columns():
+                    along = whole.along(logits, values.to(logits), count)
+                    weighted = along if factor is None else along * factor.to(along)[:, None]
+                    squares.add_((weighted * along).sum(0).cpu())
+                slopes = whole.slopes(logits, sweeper.total(plan, batch))
+                del logits
+                cut = _Cut(places)
+                sweeper.run(plan, batch, cut.handlers())
+                tangents.add_(cut.tangents(slopes, runs).cpu())
+
+    processes = sweeper.surface.processes
+    processes.attempt("the sweep of paths", sweep)
+    squares, tangents = processes.total(sums)
     data = (squares - 2 * tangents) / sweeper.surface.objective.count
     own = _own(paths, runs, gradient, sweeper.surface.weight_decay)
     values = paths.values[torch.from_numpy(runs.roots)]

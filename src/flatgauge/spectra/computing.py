@@ -139,7 +139,7 @@ class _Settings(NamedTuple):
 
 def _shown(surface: LossSurface, settings: _Settings, progress: Progress | bool) -> Spectrum:
     """The spectrum of one surface, with a bar if one is wanted."""
-    with shown(progress, surface) as tell:
+    with surface.processes.together("spectrum"), shown(progress, surface) as tell:
         return _computed(surface, settings, tell)
 
 

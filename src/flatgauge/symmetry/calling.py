@@ -18,7 +18,7 @@ def call_of(surface: LossSurface, samples: int) -> Call:
         The call; of the model's output it takes what the loss reads.
     """
     loss = surface.objective.loss
-    batch = next(surface.objective.chunks(min(samples, surface.samples)))
+    batch = surface.objective.example(min(samples, surface.samples))
     arguments, keywords = surface.subject.arguments(batch, with_labels=loss.own)
     if loss.own:
         return Call(arguments, keywords, lambda output: output.loss)
