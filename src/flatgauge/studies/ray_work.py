@@ -27,6 +27,9 @@ _PAUSE = 0.5
 #: grows with what waits sees that there is more. Those that are not sent are left to others.
 _AHEAD = 2
 
+#: Seconds that tasks have to end when they are called back.
+_FAREWELL = 2.0
+
 #: Runs that are held at most, each by an open file.
 _MOST = 400
 
@@ -86,6 +89,9 @@ class _Driver:
         )
         self._shared_study = ray.put(study)
         self._shared_samples: dict[Any, Any] = {}
+        # Gathered once: all runs have the same code, also if it is edited meanwhile.
+        own = {recipe.network for recipe in self._runs.values() if ":" in recipe.network}
+        self._codes = {reference: carried_code(reference) for reference in own}
         self._nodes = _Nodes(ray, engine)
 
     def work(self) -> None:
@@ -104,7 +110,12 @@ class _Driver:
 
     def call_back(self) -> None:
         """End the tasks that are out, as nobody waits for them any more."""
-        for task in self._out:
+        tasks = list(self._out)
+        for task in tasks:
+            self._ray.cancel(task)  # It can still remove its folder.
+        if tasks:
+            self._ray.wait(tasks, num_returns=len(tasks), timeout=_FAREWELL)
+        for task in tasks:
             self._ray.cancel(task, force=True)
 
     def _send(self) -> None:
@@ -127,7 +138,7 @@ class _Driver:
         job = Job(
             run=run,
             model=self._store.contents(run, "models"),
-            code=carried_code(recipe.network) if ":" in recipe.network else None,
+            code=self._codes.get(recipe.network),
             threads=self._engine.threads,
             version=metadata.version("flatgauge"),
         )
@@ -234,11 +245,11 @@ def _last_line(error: Exception) -> str:
 def _told(lost: Mapping[str, Exception], engine: RayEngine) -> str:
     """Which runs were lost, and what to do."""
     run, error = next(iter(lost.items()))
-    others = f", and so were {len(lost) - 1} others" if len(lost) > 1 else ""
+    others = f", and {len(lost) - 1} more were" if len(lost) > 1 else ""
     why = str(error).strip().splitlines()[0]
     return (
         f"run `{run}` was lost with its worker or node {engine.retries + 1} times{others} (at "
-        f"last: {type(error).__name__}: {why}). All other runs are finished and kept; if it ran out of "
-        "memory, resume with more for a task (`--task-memory`, or `memory=`), else with more "
-        "`retries`."
+        f"last: {type(error).__name__}: {why}). All other runs are finished and kept; if it ran "
+        "out of memory, resume with more for a task (`--task-memory`, or `memory=`), else with "
+        "more `retries`."
     )
