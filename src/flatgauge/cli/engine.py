@@ -69,7 +69,7 @@ Wait = Annotated[
     float | None,
     typer.Option(
         metavar="SECONDS",
-        help="How long to wait for the cluster, and for a node on which a task fits; 60 if not given.",
+        help="Wait so long for the cluster, and for a node on which a task fits; 60 if not given.",
         rich_help_panel=_RAY,
     ),
 ]

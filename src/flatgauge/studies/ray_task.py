@@ -101,6 +101,20 @@ def complete_far_away(
         yield Failed(*sendable(error))
 
 
+def complete_at_once(study: Study, samples: dict[str, Any] | None, job: Job) -> list[Kept | Failed]:
+    """The same where nothing can be sent before all is there.
+
+    Args:
+        study: The study.
+        samples: What `packed` gave; None if they are made here.
+        job: What to do.
+
+    Returns:
+        All that `complete_far_away` yields.
+    """
+    return list(complete_far_away(study, samples, job))
+
+
 def packed(samples: Prepared) -> dict[str, Any]:
     """Samples in a form that the processes of a machine read from the same memory.
 

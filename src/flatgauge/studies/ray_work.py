@@ -13,7 +13,7 @@ from flatgauge.studies.carried_code import carried_code
 from flatgauge.studies.holding import Held
 from flatgauge.studies.preparing import NOISE, clean_samples, sample_key
 from flatgauge.studies.ray_engine import RayEngine
-from flatgauge.studies.ray_task import Failed, Job, Kept, complete_far_away, packed
+from flatgauge.studies.ray_task import Failed, Job, complete_at_once, complete_far_away, packed
 from flatgauge.studies.recipe import Recipe
 from flatgauge.studies.running import named
 from flatgauge.studies.sent_errors import raise_here
@@ -80,11 +80,13 @@ class _Driver:
         self._losses: dict[str, int] = {}
         self.lost_for_good: dict[str, Exception] = {}
         needs = engine.needs
-        self._task = ray.remote(complete_far_away).options(
+        # A client outside of the cluster (ray://) gets all of a task at its end.
+        self._streams = not ray.util.client.ray.is_connected()
+        self._task = ray.remote(complete_far_away if self._streams else complete_at_once).options(
             num_cpus=needs["CPU"],
             num_gpus=needs["GPU"],
             memory=needs["memory"] or None,
-            num_returns="streaming",
+            num_returns="streaming" if self._streams else 1,
             max_retries=0,  # Tried again from here, where it is counted and told.
         )
         self._shared_study = ray.put(study)
@@ -157,7 +159,7 @@ class _Driver:
         """Keep what a task has finished, or see why it has not."""
         errors, run = self._ray.exceptions, self._out[task]
         try:
-            came = self._ray.get(next(task))
+            came = [self._ray.get(next(task))] if self._streams else self._ray.get(task)
         except errors.RayTaskError as error:
             raise RuntimeError(
                 f"a node of the cluster cannot begin run `{run}` ({_last_line(error)}); install "
@@ -168,14 +170,14 @@ class _Driver:
             del self._out[task]
             self._lose(run, error)
             return
-        if isinstance(came, Failed):
-            del self._out[task]
-            raise_here(came.error, came.text)
-        assert isinstance(came, Kept)
-        self._store.keep(run, came.part, came.contents)
-        if came.part == "rows":
-            del self._out[task]
-            self._held.release(run)
+        for part in came:
+            if isinstance(part, Failed):
+                del self._out[task]
+                raise_here(part.error, part.text)
+            self._store.keep(run, part.part, part.contents)
+            if part.part == "rows":
+                del self._out[task]
+                self._held.release(run)
 
     def _lose(self, run: str, error: Exception) -> None:
         """Try a run again whose worker or node is gone, if it was not tried often enough."""
