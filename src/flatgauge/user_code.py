@@ -8,6 +8,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import os
 import re
 import sys
 import sysconfig
@@ -156,6 +157,8 @@ def file_of(reference: str) -> Path | None:
 def copied(reference: str, folder: Path) -> Iterator[None]:
     """Let a reference mean what is in another folder than the one it names.
 
+    Modules from there are forgotten at the end, as if they had never been imported.
+
     Args:
         reference: As `resolve` takes it, perhaps written on another machine.
         folder: Holds what is in its home there.
@@ -169,6 +172,7 @@ def copied(reference: str, folder: Path) -> Iterator[None]:
         yield
     finally:
         del _copies[place]
+        _forget_all(folder.resolve())
 
 
 def _file(place: str) -> Path:
@@ -202,7 +206,7 @@ def _importing_from(reference: str) -> Iterator[None]:
     finally:
         sys.path[:] = path
         sys.dont_write_bytecode = bytecode
-        if _is_file(place) or place in _copies:
+        if _is_file(place):
             _remember_neighbours(folder, set(sys.modules) - before)
 
 
@@ -220,6 +224,17 @@ def _forget_neighbours(folder: Path) -> None:
         if home != folder and _holds(folder, name):
             sys.modules.pop(name, None)
             del _neighbours[name]
+
+
+def _forget_all(folder: Path) -> None:
+    """Let go of all modules that came from a folder."""
+    for name, module in list(sys.modules.items()):
+        # Looked up without the module's own ways to find attributes, which may load others.
+        file = getattr(module, "__dict__", {}).get("__file__")
+        # Packages without `__init__.py` have no file.
+        if file.startswith(f"{folder}{os.sep}") if file else _holds(folder, name):
+            del sys.modules[name]
+            _neighbours.pop(name, None)
 
 
 def _holds(folder: Path, name: str) -> bool:

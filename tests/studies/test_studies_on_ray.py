@@ -59,6 +59,7 @@ def cluster() -> Iterator[SimpleNamespace]:
     folder = Path(tempfile.mkdtemp(prefix="fg-", dir="/tmp"))
     (folder / "ray").mkdir()
     patch.setenv("RAY_TMPDIR", str(folder))
+    patch.setenv("TMPDIR", str(folder))  # For tasks: those that are killed leave their files.
     patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     patch.setenv("TEST_DEATHS", str(folder / "deaths"))
     patch.delenv("RAY_ADDRESS", raising=False)

@@ -144,16 +144,17 @@ def test_a_file_takes_along_what_it_imports(tmp_path: Path) -> None:
 def test_a_module_of_the_current_folder_is_carried_and_its_newest_form_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(write(tmp_path / "home", my_kit____init__="", my_kit__nets="x = 1"))
-    old = carried_code("my_kit.nets:x")
-    write(tmp_path / "home", my_kit__nets="x = 22")
-    new = carried_code("my_kit.nets:x")
+    monkeypatch.chdir(write(tmp_path / "home", my_kit__deep__nets="x = 1"))
+    old = carried_code("my_kit.deep.nets:x")
+    write(tmp_path / "home", my_kit__deep__nets="x = 22")
+    new = carried_code("my_kit.deep.nets:x")
     assert old is not None
     assert new is not None
     monkeypatch.chdir(tmp_path)
     for code, value in ((old, 1), (new, 22), (old, 1)):
         with unpacked(code):
-            assert resolve("my_kit.nets:x") == value
+            assert resolve("my_kit.deep.nets:x") == value
+        assert "my_kit" not in sys.modules
     assert carried_code("math:sqrt") is None
     assert carried_code("no/such/file.py:net") is None
 

@@ -8,7 +8,6 @@ seen.
 from __future__ import annotations
 
 import ast
-import hashlib
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,9 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from flatgauge.user_code import copied, file_of, home_of
-
-#: Folders of this process that hold code of others, by digest; removed when the process ends.
-_unpacked: dict[str, tempfile.TemporaryDirectory[str]] = {}
 
 
 @dataclass(frozen=True)
@@ -32,13 +28,6 @@ class CarriedCode:
 
     reference: str
     files: Mapping[str, bytes]
-
-    @property
-    def digest(self) -> str:
-        """Letters that belong to these files alone."""
-        parts = [part for name in sorted(self.files) for part in (name.encode(), self.files[name])]
-        whole = b"".join(len(part).to_bytes(8, "big") + part for part in parts)
-        return hashlib.sha256(whole).hexdigest()
 
 
 def carried_code(reference: str) -> CarriedCode | None:
@@ -77,15 +66,13 @@ def unpacked(code: CarriedCode | None) -> Iterator[None]:
     if code is None:
         yield
         return
-    if code.digest not in _unpacked:
-        place = tempfile.TemporaryDirectory(prefix="flatgauge-code-", ignore_cleanup_errors=True)
+    with tempfile.TemporaryDirectory(prefix="flatgauge-code-") as folder:
         for name, contents in code.files.items():
-            path = Path(place.name, name)
+            path = Path(folder, name)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(contents)
-        _unpacked[code.digest] = place
-    with copied(code.reference, Path(_unpacked[code.digest].name)):
-        yield
+        with copied(code.reference, Path(folder)):
+            yield
 
 
 def _imported(source: bytes) -> set[str]:
@@ -102,7 +89,4 @@ def _imported(source: bytes) -> set[str]:
 
 def _files(folder: Path, top: str) -> list[Path]:
     """The files of a module or package in a folder; none if it is not there."""
-    module, package = folder / f"{top}.py", folder / top
-    if (package / "__init__.py").is_file() or any(package.glob("*.py")):
-        return sorted(package.rglob("*.py"))
-    return [module] if module.is_file() else []
+    return [*folder.glob(f"{top}.py"), *sorted((folder / top).rglob("*.py"))]
