@@ -11,16 +11,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from small_studies import TINY, tiny_study
 
 from flatgauge.studies import RayEngine, Study
 
-pytest.importorskip("ray", reason='needs Ray: pip install "flatgauge[ray]"')
+pytestmark = pytest.mark.skipif(
+    find_spec("ray") is None, reason='needs Ray: pip install "flatgauge[ray]"'
+)
 
 #: A network that needs a file beside it. On the node that is to be killed it never comes to an end
 #: once there is a row; on any node of Ray it dies if it is asked to.
@@ -61,6 +65,7 @@ def cluster() -> Iterator[SimpleNamespace]:
     patch.setenv("RAY_TMPDIR", str(folder))
     patch.setenv("TMPDIR", str(folder))  # For tasks: those that are killed leave their files.
     patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    patch.setenv("OMP_NUM_THREADS", "2")  # On nodes: tasks of one processor use one all the same.
     patch.setenv("TEST_DEATHS", str(folder / "deaths"))
     patch.delenv("RAY_ADDRESS", raising=False)
     from ray.cluster_utils import Cluster
@@ -96,6 +101,14 @@ def own(tmp_path: Path) -> Path:
     }
     np.savez(place / "data.npz", **arrays)
     return place
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def own_study(own: Path, seeds: int, **changes) -> Study:
@@ -141,6 +154,7 @@ def test_what_goes_wrong_is_told(cluster: SimpleNamespace, own: Path, tmp_path: 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_thread")
 def test_a_node_is_killed_and_nothing_is_lost_or_double(
     cluster: SimpleNamespace, own: Path, tmp_path: Path
 ) -> None:

@@ -132,11 +132,12 @@ class _Driver:
             elif self._store.has_row(run):  # Another process finished it meanwhile.
                 self._held.release(run)
             else:
-                with named(run):
-                    self._out[self._sent(run, self._runs[run])] = run
+                self._out[self._sent(run, self._runs[run])] = run
 
     def _sent(self, run: str, recipe: Recipe) -> Any:
         """A task that completes a run."""
+        with named(run):
+            samples = self._samples(recipe)
         job = Job(
             run=run,
             model=self._store.contents(run, "models"),
@@ -144,7 +145,7 @@ class _Driver:
             threads=self._engine.threads,
             version=metadata.version("flatgauge"),
         )
-        return self._task.remote(self._shared_study, self._samples(recipe), job)
+        return self._task.remote(self._shared_study, samples, job)
 
     def _samples(self, recipe: Recipe) -> Any:
         """The samples of a recipe, of which every node gets one copy."""
