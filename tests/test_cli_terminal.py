@@ -23,6 +23,7 @@ from flatgauge.measures import registry
 from flatgauge.progress import time_left
 from flatgauge.report.latex_text import readable, unicode_formula
 from flatgauge.studies.published import PRESETS, STUDIES
+from flatgauge.studies.working import ENGINES
 
 COMMANDS = [command.callback.__name__ for command in app.registered_commands]
 
@@ -99,6 +100,7 @@ def test_what_is_completed_is_what_there_is():
     assert sorted(completion.SPACES) == sorted(SPACES)
     assert sorted(completion.GEOMETRIES) == sorted(GEOMETRIES)
     assert (tuple(STUDIES), PRESETS) == (completion.STUDIES, completion.PRESETS)
+    assert completion.ENGINES == ENGINES
     assert completion.PARTS == PARTS
     assert sorted({*NAMED, "output"}) == sorted(completion.LOSSES)
     assert completion.complete_data("./") == []

@@ -28,6 +28,7 @@ LAYERS = [
         "double_backward",
         "products",
         "randomness",
+        "threads",
         "nodes",
         "processes",
         "words",
@@ -74,7 +75,17 @@ LAYERS = [
 HEIGHT = {unit: height for height, layer in enumerate(LAYERS) for unit in layer}
 
 #: Slow to import, so imported where they are used and not before.
-HEAVY = {"jinja2", "matplotlib", "pandas", "plotly", "rich", "scipy", "sklearn", "transformers"}
+HEAVY = {
+    "jinja2",
+    "matplotlib",
+    "pandas",
+    "plotly",
+    "rich",
+    "ray",
+    "scipy",
+    "sklearn",
+    "transformers",
+}
 
 
 def unit_of(path: Path) -> str:

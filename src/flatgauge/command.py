@@ -18,6 +18,7 @@ from flatgauge.processes import Processes
 from flatgauge.surface import LossSurface
 from flatgauge.symmetry.of_surface import gauge_of
 from flatgauge.symmetry.rescaling import multiply
+from flatgauge.threads import set_threads as set_threads
 from flatgauge.user_code import build_model, resolve
 from flatgauge.weights import load_weights
 
@@ -291,20 +292,6 @@ def _value(text: str) -> Any:
         return ast.literal_eval(known.get(text.lower(), text))
     except (ValueError, SyntaxError):
         return text
-
-
-def set_threads(threads: int | None) -> None:
-    """Let every numerical library of this process use so many threads, and no more.
-
-    Args:
-        threads: How many; None leaves the libraries' own choice.
-    """
-    if threads is None:
-        return
-    from threadpoolctl import threadpool_limits
-
-    torch.set_num_threads(threads)
-    threadpool_limits(threads)
 
 
 def _loss(text: str) -> str | Callable[[Any, Any], Any] | None:

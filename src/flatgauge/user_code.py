@@ -8,6 +8,7 @@ import hashlib
 import importlib
 import importlib.util
 import inspect
+import os
 import re
 import sys
 import sysconfig
@@ -21,6 +22,9 @@ from torch import nn
 
 # Modules that user files imported from beside them; another folder has its own by that name.
 _neighbours: dict[str, Path] = {}
+
+# Folders to look in for the code of references that were written on another machine.
+_copies: dict[str, Path] = {}
 
 
 def resolve(reference: str) -> Any:
@@ -48,7 +52,7 @@ def resolve(reference: str) -> Any:
     place, name = _split(reference)
     with _importing_from(reference):
         if _is_file(place):
-            found: Any = _import_file(Path(place).expanduser(), reference)
+            found: Any = _import_file(_file(place), reference)
         else:
             found = _import_module(place, reference)
     for part in name.split("."):
@@ -123,6 +127,60 @@ def call(reference: str, factory: Callable[..., Any], **options: object) -> Any:
             raise RuntimeError(f"`{reference}` failed: {_located(error)}") from error
 
 
+def home_of(reference: str) -> Path:
+    """The folder that is importable while the code of a reference runs.
+
+    Args:
+        reference: As `resolve` takes it.
+
+    Returns:
+        The file's own folder; for a module the current one.
+    """
+    place, _ = _split(reference)
+    return (_file(place).parent if _is_file(place) else _copies.get(place, Path())).resolve()
+
+
+def file_of(reference: str) -> Path | None:
+    """The file that a reference names.
+
+    Args:
+        reference: As `resolve` takes it.
+
+    Returns:
+        The file, None if it names a module.
+    """
+    place, _ = _split(reference)
+    return home_of(reference) / _file(place).name if _is_file(place) else None
+
+
+@contextlib.contextmanager
+def copied(reference: str, folder: Path) -> Iterator[None]:
+    """Let a reference mean what is in another folder than the one it names.
+
+    Modules from there are forgotten at the end, as if they had never been imported.
+
+    Args:
+        reference: As `resolve` takes it, perhaps written on another machine.
+        folder: Holds what is in its home there.
+
+    Yields:
+        Nothing.
+    """
+    place, _ = _split(reference)
+    _copies[place] = folder
+    try:
+        yield
+    finally:
+        del _copies[place]
+        _forget_all(folder.resolve())
+
+
+def _file(place: str) -> Path:
+    """Where the file is that a reference names."""
+    path = Path(place).expanduser()
+    return _copies[place] / path.name if place in _copies else path
+
+
 def _required_arguments(factory: Callable[..., Any]) -> list[str]:
     """Name the arguments a call cannot do without; none if the signature is unknown."""
     optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -137,7 +195,7 @@ def _required_arguments(factory: Callable[..., Any]) -> list[str]:
 def _importing_from(reference: str) -> Iterator[None]:
     """Make the file's own folder, or for a module the current one, importable for a while."""
     place, _ = _split(reference)
-    folder = (Path(place).expanduser().parent if _is_file(place) else Path()).resolve()
+    folder = home_of(reference)
     _forget_neighbours(folder)
     path, bytecode, before = list(sys.path), sys.dont_write_bytecode, set(sys.modules)
     sys.path.insert(0, str(folder))
@@ -166,6 +224,17 @@ def _forget_neighbours(folder: Path) -> None:
         if home != folder and _holds(folder, name):
             sys.modules.pop(name, None)
             del _neighbours[name]
+
+
+def _forget_all(folder: Path) -> None:
+    """Let go of all modules that came from a folder."""
+    for name, module in list(sys.modules.items()):
+        # Looked up without the module's own ways to find attributes, which may load others.
+        file = getattr(module, "__dict__", {}).get("__file__")
+        # Packages without `__init__.py` have no file.
+        if file.startswith(f"{folder}{os.sep}") if file else _holds(folder, name):
+            del sys.modules[name]
+            _neighbours.pop(name, None)
 
 
 def _holds(folder: Path, name: str) -> bool:

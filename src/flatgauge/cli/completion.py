@@ -16,6 +16,7 @@ PARTS = ("certificate", "spectrum", "landscape")
 SPACES = ("basis_paths", "weights", "filters", "layers", "eigenvectors")
 STUDIES = ("random-labels", "batch-size", "init-batch", "mnist-layers", "rescaling")
 PRESETS = ("quick", "medium", "paper")
+ENGINES = ("local", "ray")
 WORKLOADS = ("W1", "W2", "W3", "W1K")
 QUANTITIES = (
     *("product", "trace", "sweep", "units", "eigenvalue", "layers", "classes", "together"),
@@ -56,6 +57,11 @@ def complete_study(incomplete: str) -> list[str]:
 def complete_preset(incomplete: str) -> list[str]:
     """Sizes of a study."""
     return offered(PRESETS, incomplete)
+
+
+def complete_engine(incomplete: str) -> list[str]:
+    """Where a study runs."""
+    return offered(ENGINES, incomplete)
 
 
 def complete_data(incomplete: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,13 +11,23 @@ import typer
 
 from flatgauge.cli import completion
 from flatgauge.cli.application import app
+from flatgauge.cli.engine import (
+    Address,
+    Engine,
+    Retries,
+    TaskCpus,
+    TaskGpus,
+    TaskMemory,
+    Wait,
+    read_engine,
+)
 from flatgauge.cli.options import DATA, OUTPUT, RUNNING, WHAT, Debug, Json, examples
 from flatgauge.cli.output import print_json, styled, watched
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from flatgauge.studies import Findings, Study
+    from flatgauge.studies import Findings, RayEngine, Study
 
 
 @app.command(
@@ -25,9 +36,11 @@ if TYPE_CHECKING:
         "flatgauge study random-labels",
         "flatgauge study batch-size --preset medium --data data --out batches",
         "flatgauge study batch-size --preset medium --data data --out batches --resume",
+        "flatgauge study batch-size --engine ray --address auto --out batches --resume",
     )
 )
 def study(
+    ctx: typer.Context,
     name: Annotated[
         str | None,
         typer.Argument(
@@ -87,6 +100,13 @@ def study(
             rich_help_panel=RUNNING,
         ),
     ] = None,
+    engine: Engine = "local",
+    address: Address = None,
+    task_cpus: TaskCpus = None,
+    task_gpus: TaskGpus = None,
+    task_memory: TaskMemory = None,
+    retries: Retries = None,
+    wait: Wait = None,
     json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -101,14 +121,16 @@ def study(
 
     parts = _chosen(published_study(name, preset), only or [])
     place = out or Path(f"study-{name}-{preset}")
+    ray = read_engine(ctx)
     found = {}
-    for part, pool in parts.items():
-        found[part] = _run(part, pool, place / part, data, resume, workers)
-        told = _report(found[part], _command(name, preset, part, pool))
-        if not json:
-            typer.echo(f"\n{name}, {part}")
-            _print(found[part])
-            typer.echo(f"\n{told}")
+    with nullcontext() if ray is None else ray.connected():
+        for part, pool in parts.items():
+            found[part] = _run(part, pool, place / part, data, resume, workers, ray)
+            told = _report(found[part], _command(name, preset, part, pool))
+            if not json:
+                typer.echo(f"\n{name}, {part}")
+                _print(found[part])
+                typer.echo(f"\n{told}")
     if json:
         print_json({"command": sys.argv[1:]} | {k: _contents(v) for k, v in found.items()})
 
@@ -120,20 +142,24 @@ def _run(
     data: Path | None,
     resume: bool,
     workers: int | None,
+    ray: RayEngine | None,
 ) -> Findings:
     """Run one pool; say what is kept if it is interrupted."""
     total = len(pool.runs())
-    many = min(workers or _cores(), total)
+    many = 1 if ray is not None else min(workers or _cores(), total)
     processes = "1 process" if many == 1 else f"{many} processes"
-    typer.echo(f"{part}: {total} networks, {processes}, in {place}", err=True)
+    where = processes if ray is None else f"{ray.cpus:g} CPU each on Ray"
+    typer.echo(f"{part}: {total} networks, {where}, in {place}", err=True)
     try:
-        return pool.run(
-            place,
-            data=data,
-            resume=resume,
-            workers=many,
-            progress=watched(),
-        )
+        with nullcontext() if ray is None else redirect_stdout(sys.stderr):  # Ray prints losses.
+            return pool.run(
+                place,
+                data=data,
+                resume=resume,
+                workers=many,
+                progress=watched(),
+                engine=ray or "local",
+            )
     except KeyboardInterrupt:
         trained, measured = (len(list(place.glob(what))) for what in ("models/*.s*", "rows/*.json"))
         typer.echo(

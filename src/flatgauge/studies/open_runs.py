@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator
-from contextlib import ExitStack
 
+from flatgauge.studies.holding import Held
 from flatgauge.studies.preparing import Prepared, prepare
 from flatgauge.studies.recipe import Recipe
 from flatgauge.studies.stacking import SIZE, stack_key, train_stacked, worth_stacking
@@ -41,8 +41,8 @@ def train_open_runs(
                 groups.setdefault(stack_key(recipe, prepared), []).append(run)
     for group in groups.values():
         if len(group) > 1:
-            with _Held(store) as held:
-                jobs = held.jobs({run: runs[run] for run in group}, folder)
+            with Held(store) as held:
+                jobs = _jobs({run: runs[run] for run in group}, store, held, folder)
                 for run, trained in train_stacked(jobs, size=size):
                     store.keep_model(run, runs[run], trained)
                     held.release(run)
@@ -55,31 +55,14 @@ def _is_open(store: Store, run: str) -> bool:
     return not store.has_row(run) and not store.has_model(run)
 
 
-class _Held:
-    """The runs that are held here; all are released when the block is left."""
-
-    def __init__(self, store: Store) -> None:
-        self._store = store
-        self._locks: dict[str, ExitStack] = {}
-
-    def __enter__(self) -> _Held:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for run in list(self._locks):
-            self.release(run)
-
-    def release(self, run: str) -> None:
-        """Let others have a run."""
-        self._locks.pop(run).close()
-
-    def jobs(
-        self, recipes: dict[str, Recipe], folder: str | None
-    ) -> Iterator[tuple[str, Recipe, Prepared]]:
-        """Runs that nobody else holds, each held from now on."""
-        for run, recipe in recipes.items():
-            with ExitStack() as lock:
-                # Looked at again once it is held: another process may have finished it meanwhile.
-                if lock.enter_context(self._store.held(run)) and _is_open(self._store, run):
-                    self._locks[run] = lock.pop_all()
-                    yield run, recipe, prepare(recipe, folder)
+def _jobs(
+    recipes: dict[str, Recipe], store: Store, held: Held, folder: str | None
+) -> Iterator[tuple[str, Recipe, Prepared]]:
+    """Runs that nobody else holds, each held from now on."""
+    for run, recipe in recipes.items():
+        if held.take(run):
+            # Looked at again once it is held: another process may have finished it meanwhile.
+            if _is_open(store, run):
+                yield run, recipe, prepare(recipe, folder)
+            else:
+                held.release(run)

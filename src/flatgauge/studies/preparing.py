@@ -18,6 +18,9 @@ from flatgauge.studies.recipe import Recipe
 #: Data sets kept in memory; a study uses one or two.
 _KEPT = 4
 
+#: Data by this name are made of random numbers, others for every seed.
+NOISE = "noise"
+
 #: Shape and number of classes of data made of random numbers (Rangamani et al. 2019, §3.1).
 _NOISE_SHAPE, _NOISE_CLASSES, _NOISE_SAMPLES = (1, 28, 28), 10, 500
 
@@ -58,18 +61,47 @@ def prepare(recipe: Recipe, folder: str | None) -> Prepared:
     Returns:
         The samples, in the recipe's precision.
     """
+    return labelled(recipe, clean_samples(recipe, folder))
+
+
+def clean_samples(recipe: Recipe, folder: str | None) -> Prepared:
+    """Load the samples of a recipe, with their true labels.
+
+    Args:
+        recipe: Which; all that share its `sample_key` share them.
+        folder: Where data sets are that are read from files.
+
+    Returns:
+        The samples, in the precision in which they come.
+    """
+    if recipe.data == NOISE:
+        return _noise(recipe.samples or _NOISE_SAMPLES, recipe.seed)
+    return _clean(folder, *sample_key(recipe))
+
+
+def sample_key(recipe: Recipe) -> tuple[str, int | None, int | None, int | None, bool]:
+    """What recipes must have in common to share samples that are not noise.
+
+    Args:
+        recipe: One of them.
+
+    Returns:
+        Some of its fields.
+    """
+    return recipe.data, recipe.samples, recipe.test_samples, recipe.subset, recipe.standardise
+
+
+def labelled(recipe: Recipe, clean: Prepared) -> Prepared:
+    """The data of a recipe, made from its samples.
+
+    Args:
+        recipe: Which.
+        clean: What `clean_samples` gives.
+
+    Returns:
+        The samples in the recipe's precision, some with random labels.
+    """
     dtype = getattr(torch, recipe.dtype)
-    if recipe.data == "noise":
-        clean = _noise(recipe.samples or _NOISE_SAMPLES, recipe.seed)
-    else:
-        clean = _clean(
-            recipe.data,
-            folder,
-            recipe.samples,
-            recipe.test_samples,
-            recipe.subset,
-            recipe.standardise,
-        )
     targets = randomised(clean.targets, recipe.random_labels, clean.classes, recipe.seed)
     return Prepared(
         clean.inputs.to(dtype),
@@ -105,8 +137,8 @@ def randomised(targets: Tensor, share: float, classes: int, seed: int) -> Tensor
 
 @lru_cache(maxsize=_KEPT)
 def _clean(
-    data: str,
     folder: str | None,
+    data: str,
     samples: int | None,
     test_samples: int | None,
     subset: int | None,

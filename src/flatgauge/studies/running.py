@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from torch import nn
@@ -12,7 +14,7 @@ from flatgauge.measuring import report_of
 from flatgauge.studies.preparing import Prepared, prepare
 from flatgauge.studies.recipe import Recipe
 from flatgauge.studies.rescaling import rescaled
-from flatgauge.studies.store import Store
+from flatgauge.studies.store import Part, Store
 from flatgauge.studies.study import Study
 from flatgauge.studies.training import DIVERGED, network, scores, train
 from flatgauge.surface import LossSurface
@@ -32,22 +34,47 @@ def complete(study: Study, run: str, store: Store, folder: str | None) -> None:
         run: The name of the run.
         store: The study's folder.
         folder: Where data sets are.
+    """
+    with named(run):
+        for _ in completing(study, run, store, prepare(study.runs()[run], folder)):
+            pass
+
+
+@contextmanager
+def named(run: str) -> Iterator[None]:
+    """Let errors of a user's code say in which run they came up.
+
+    Args:
+        run: The name of the run.
+
+    Yields:
+        Nothing.
 
     Raises:
         RuntimeError: If the network cannot be trained or called.
     """
     try:
-        _complete(study, run, store, folder)
+        yield
     except RuntimeError as error:
         raise RuntimeError(f"run `{run}` failed: {error}") from error
 
 
-def _complete(study: Study, run: str, store: Store, folder: str | None) -> None:
-    """Train, keep, measure, keep."""
+def completing(study: Study, run: str, store: Store, prepared: Prepared) -> Iterator[Part]:
+    """Train, keep, measure, keep; what is there already is not done again.
+
+    Args:
+        study: The study.
+        run: The name of the run.
+        store: The study's folder.
+        prepared: The data of the run.
+
+    Yields:
+        What was kept just now.
+    """
     recipe = study.runs()[run]
-    prepared = prepare(recipe, folder)
     if store.training(run) is None:
         store.keep_model(run, recipe, train(recipe, prepared))
+        yield "models"
     training = store.training(run)
     assert training is not None
     model = stored_network(recipe, prepared, run, store)
@@ -63,6 +90,7 @@ def _complete(study: Study, run: str, store: Store, folder: str | None) -> None:
             twice = measured(study, recipe, surface)
     row = {"run": run, "recipe": recipe.to_dict(), "training": training}
     store.keep_row(run, row | {"measured": plain, "rescaled": twice})
+    yield "rows"
 
 
 def _own_number(recipe: Recipe) -> int:

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
@@ -22,6 +22,11 @@ from flatgauge.weights import load_weights
 from flatgauge.writing import write_whole
 
 _DECLARATION = "study.json"
+
+#: What is kept of a run, after the folders: its network, and what was measured of it.
+Part = Literal["models", "rows"]
+
+_ENDINGS: dict[Part, str] = {"models": ".safetensors", "rows": ".json"}
 
 #: What may change when a study goes on: runs are added or left out, and read in other ways, but
 #: none of them differs.
@@ -211,6 +216,29 @@ class Store:
         needed = {"recipe", "training", "measured", "rescaled"}
         return _contents(self._row(run), needed, advice)
 
+    def contents(self, run: str, part: Part) -> bytes | None:
+        """A file of a run as it is, to be kept by the store of another machine.
+
+        Args:
+            run: The name of the run.
+            part: Its network or its row.
+
+        Returns:
+            All of the file, None if it is not there.
+        """
+        place = self._place(run, part)
+        return place.read_bytes() if place.exists() else None
+
+    def keep(self, run: str, part: Part, contents: bytes) -> None:
+        """Write a file of a run that the store of another machine has.
+
+        Args:
+            run: The name of the run.
+            part: Its network or its row.
+            contents: What `contents` gave there.
+        """
+        write_whole(self._place(run, part), contents)
+
     @contextmanager
     def _held_alone(self) -> Iterator[None]:
         """Hold the whole folder, once others that do have let it go."""
@@ -228,10 +256,13 @@ class Store:
         return any(any((self.folder / part).iterdir()) for part in ("models", "rows"))
 
     def _model(self, run: str) -> Path:
-        return self.folder / "models" / f"{run}.safetensors"
+        return self._place(run, "models")
 
     def _row(self, run: str) -> Path:
-        return self.folder / "rows" / f"{run}.json"
+        return self._place(run, "rows")
+
+    def _place(self, run: str, part: Part) -> Path:
+        return self.folder / part / f"{run}{_ENDINGS[part]}"
 
 
 def _contents(place: Path, needed: set[str], advice: str) -> dict[str, Any]:

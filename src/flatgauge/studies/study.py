@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from flatgauge.progress import Progress
     from flatgauge.studies.figure import Figure
     from flatgauge.studies.findings import Findings
+    from flatgauge.studies.ray_engine import RayEngine
 
 #: What a study can ask flatness to follow: columns of its table.
 TARGETS = ("accuracy_gap", "loss_gap", "test_loss", "test_accuracy")
@@ -128,6 +129,7 @@ class Study:
         resume: bool = False,
         workers: int = 1,
         progress: Progress | bool = False,
+        engine: str | RayEngine = "local",
     ) -> Findings:
         """Train and measure all networks, and keep each of them as soon as it is there.
 
@@ -142,13 +144,24 @@ class Study:
                 script, call it with more under ``if __name__ == "__main__":``.
             progress: True for a bar on stderr; or a function called with the name of a run, how
                 many are done, and how many there are.
+            engine: ``"local"`` for processes of this machine; ``"ray"`` or a
+                `flatgauge.studies.RayEngine` for a task of Ray per network. Rows are the same, and
+                what one began another can resume.
 
         Returns:
             What was found.
         """
         from flatgauge.studies.working import run_study
 
-        return run_study(self, out, data=data, resume=resume, workers=workers, progress=progress)
+        return run_study(
+            self,
+            out,
+            data=data,
+            resume=resume,
+            workers=workers,
+            progress=progress,
+            engine=engine,
+        )
 
     def declaration(self) -> dict[str, Any]:
         """What the study is, as plain values.

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import pickle
 import signal
 import threading
 import time
-import traceback
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -16,10 +14,16 @@ from typing import Any
 from flatgauge.progress import Progress, shown
 from flatgauge.studies.findings import Findings
 from flatgauge.studies.open_runs import train_open_runs
+from flatgauge.studies.ray_engine import RayEngine
 from flatgauge.studies.running import complete
+from flatgauge.studies.sent_errors import raise_here, sendable
 from flatgauge.studies.stacking import SIZE
 from flatgauge.studies.store import Store
 from flatgauge.studies.study import Study
+from flatgauge.threads import set_threads
+
+#: Where a study can run, by name; the first if nothing else is said.
+ENGINES = ("local", "ray")
 
 #: Seconds between two looks at runs that other processes hold.
 _PAUSE = 0.5
@@ -33,6 +37,7 @@ def run_study(
     resume: bool = False,
     workers: int = 1,
     progress: Progress | bool = False,
+    engine: str | RayEngine = ENGINES[0],
 ) -> Findings:
     """Train and measure all networks of a study.
 
@@ -43,20 +48,44 @@ def run_study(
         resume: Whether to go on with what is in the folder.
         workers: How many processes work on it.
         progress: True for a bar on stderr, or a function.
+        engine: ``"local"`` for processes of this machine, ``"ray"``, or a `RayEngine`.
 
     Returns:
         What was found.
 
     Raises:
-        ValueError: If `workers` is not a number of processes.
+        ValueError: If `workers` is not a number of processes, or these are not of this machine.
     """
     if isinstance(workers, bool) or not isinstance(workers, int) or workers < 1:
         raise ValueError(f"`workers={workers!r}` must be a whole number of at least 1.")
+    ray = _ray(engine)
+    if ray is not None and workers != 1:
+        raise ValueError(
+            f"`workers={workers}` are processes of this machine; on Ray as many tasks run at once "
+            "as fit: leave it out, and give what a task needs, as in `RayEngine(cpus=2)`."
+        )
     store, folder = Store(out), None if data is None else str(Path(data).expanduser())
     store.open(study.declaration(), resume=resume)
     with shown(progress) as tell:
-        _work_together(study, store, folder, workers, tell)
+        if ray is not None:
+            from flatgauge.studies.ray_work import work_on_ray
+
+            work_on_ray(study, store, folder, ray, tell)
+        else:
+            _work_together(study, store, folder, workers, tell)
     return Findings.of(study, store, folder)
+
+
+def _ray(engine: str | RayEngine) -> RayEngine | None:
+    """Where to run if not by processes of this machine."""
+    if isinstance(engine, RayEngine):
+        return engine
+    if engine not in ENGINES:
+        raise ValueError(
+            f"`engine={engine!r}` is unknown; use {' or '.join(map(repr, ENGINES))}, or a "
+            "`flatgauge.studies.RayEngine`."
+        )
+    return RayEngine() if engine == "ray" else None
 
 
 def work(
@@ -148,24 +177,20 @@ class _Helper:
         except EOFError:  # It ended without a word: it is done, or was killed.
             return
         if error is not None:
-            raise error from RuntimeError(f"in another process:\n{text}")
+            raise_here(error, text)
 
 
 def _worker(
     study: Study, store: Store, folder: str | None, workers: int, telling: Connection
 ) -> None:
     """Work in a process of its own, with one thread: networks of a study are small."""
-    import torch
-    from threadpoolctl import threadpool_limits
-
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one that watches.
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    torch.set_num_threads(1)
-    threadpool_limits(1)
+    set_threads(1)
     try:
         work(study, store, folder, workers=workers)
     except Exception as error:
-        telling.send((_sendable(error), traceback.format_exc()))
+        telling.send(sendable(error))
 
 
 def _end_with_parent() -> None:
@@ -174,19 +199,6 @@ def _end_with_parent() -> None:
     if parent is not None:
         parent.join()
         os._exit(1)
-
-
-def _sendable(error: Exception) -> Exception:
-    """The error if it arrives whole in another process, or what it says."""
-    try:
-        return error if str(pickle.loads(pickle.dumps(error))) == str(error) else _said(error)
-    except Exception:  # Any class of error can have its own way to fail here.
-        return _said(error)
-
-
-def _said(error: Exception) -> RuntimeError:
-    """What an error says, as one that everybody knows."""
-    return RuntimeError(f"{type(error).__name__}: {error}")
 
 
 def _tell(listener: Progress | None, run: str, store: Store, runs: dict[str, Any]) -> None:
