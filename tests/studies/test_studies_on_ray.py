@@ -65,6 +65,7 @@ def cluster() -> Iterator[SimpleNamespace]:
     patch.setenv("RAY_TMPDIR", str(folder))
     patch.setenv("TMPDIR", str(folder))  # For tasks: those that are killed leave their files.
     patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    patch.setenv("RAY_memory_monitor_refresh_ms", "0")  # Other processes may fill the machine.
     patch.setenv("OMP_NUM_THREADS", "2")  # On nodes: tasks of one processor use one all the same.
     patch.setenv("TEST_DEATHS", str(folder / "deaths"))
     patch.delenv("RAY_ADDRESS", raising=False)
