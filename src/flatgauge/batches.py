@@ -36,7 +36,7 @@ class Batches:
         self.text = _in_words(data)
         self._stored: list[Batch] | None = None
         self._source: Iterable[Any] = ()
-        if _is_one_batch(data):
+        if is_one_batch(data):
             self._stored = [checked(as_batch(data, where="`data`"), "`data`")]
         elif isinstance(data, (list, tuple)):
             self._stored = list(self._read(data))
@@ -207,7 +207,7 @@ def _apart(loader: DataLoader[Any]) -> DataLoader[Any]:
     return _rebuilt(loader, batch_sampler=loader.batch_sampler)
 
 
-def _is_one_batch(data: Any) -> bool:
+def is_one_batch(data: Any) -> bool:
     """Whether the data are one batch rather than several."""
     if isinstance(data, (Mapping, Tensor)):
         return True
