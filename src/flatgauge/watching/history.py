@@ -52,11 +52,13 @@ class Row:
     note: str = ""
 
     def values(self) -> dict[str, float]:
-        """Every number of the row by name, those of layers as ``measure/layer``."""
+        """Every number of the row by name, those of layers as ``measure_by_layer/layer``."""
         found = {"loss": self.loss, "gradient_norm": self.gradient_norm}
         for measure, estimate in self.estimates.items():
             found[measure] = estimate.value
-            found |= {f"{measure}/{layer}": value for layer, value in estimate.layers.items()}
+            # Not `measure/layer`: some trackers keep files, and a file is no folder too.
+            layers = estimate.layers.items()
+            found |= {f"{measure}_by_layer/{layer}": value for layer, value in layers}
         return found
 
 
@@ -95,7 +97,10 @@ class History(Sequence[Row]):
                 str(row.epoch),
                 f"{row.loss:.4g}",
                 f"{row.gradient_norm:.3g}",
-                *(str(e) if (e := row.estimates.get(name)) else row.status for name in self.measures),
+                *(
+                    str(e) if (e := row.estimates.get(name)) else row.status
+                    for name in self.measures
+                ),
                 duration(row.cost),
             )
             for row in self

@@ -18,7 +18,7 @@ from flatgauge.randomness import check_seed
 from flatgauge.report import Report
 from flatgauge.report.table import duration
 from flatgauge.surface import LossSurface
-from flatgauge.watching.history import DIVERGED, FAILED, History, Row
+from flatgauge.watching.history import DIVERGED, FAILED, MEASURED, History, Row
 from flatgauge.watching.pace import Pace
 from flatgauge.watching.subset import held
 from flatgauge.watching.trackers import as_log
@@ -176,10 +176,12 @@ class Monitor:
         """
         if self.surface is None or _is_elsewhere():
             return
-        row = self._row(self.surface, _number(loss))
-        self.history.append(row)
+        _wait(self.surface.device)
+        with self._pace.measuring():
+            row = self._row(self.surface, _number(loss))
+            self.history.append(row)
+            self._publish(row)
         self._skipped = 0
-        self._publish(row)
 
     def _due(self, loss: float | Tensor | None) -> None:
         """Measure, unless that took too large a share of the time."""
@@ -200,35 +202,31 @@ class Monitor:
         )
 
     def _row(self, surface: LossSurface, loss: float | None) -> Row:
-        """Measure."""
-        row = Row(self._steps, self._epochs, 0.0, 0.0, training_loss=loss, skipped=self._skipped)
-        _wait(surface.device)
-        with self._pace.measuring():
-            try:
-                with preserved_randomness(surface.device):
-                    value, gradient = surface.value_and_gradient()
-                    row = replace(row, loss=value, gradient_norm=float(gradient.double().norm()))
-                    report = report_of(
-                        surface, self._wanted, seed=self._seed, strict=self._strict
-                    )
-                    row = self._measured(row, report)
-            except Exception as error:
-                diverged = not _is_finite(surface, loss)
-                if self._strict and not diverged:
-                    raise
-                row = replace(row, status=DIVERGED if diverged else FAILED, note=str(error))
-            finally:
-                surface.release(lasting=False)  # The memory belongs to the training.
+        """Measure, come what may."""
+        start = self._pace.elapsed
+        row = Row(self._steps, self._epochs, start, 0.0, training_loss=loss, skipped=self._skipped)
+        try:
+            with preserved_randomness(surface.device):
+                value, gradient = surface.value_and_gradient()
+                row = replace(row, loss=value, gradient_norm=float(gradient.double().norm()))
+                report = report_of(surface, self._wanted, seed=self._seed, strict=self._strict)
+                row = self._measured(row, report)
+        except Exception as error:
+            diverged = not _is_finite(surface, loss)
+            if self._strict and not diverged:
+                raise
+            row = replace(row, status=DIVERGED if diverged else FAILED, note=str(error))
+        finally:
+            surface.release(lasting=False)  # The memory belongs to the training.
         if loss is not None and not math.isfinite(loss):
-            note = row.note or f"the training loss is {loss}"
-            row = replace(row, status=DIVERGED, note=note)
-        if row.status != "measured":
+            row = replace(row, status=DIVERGED, note=row.note or f"the training loss is {loss}")
+        if row.status != MEASURED:
             self._warn(
                 row.status,
                 f"flatgauge: the measurement at step {row.step} has {row.status}, and the training "
                 f"goes on: {row.note}",
             )
-        return replace(row, seconds=self._pace.elapsed, cost=self._pace.expected)
+        return replace(row, cost=self._pace.elapsed - start)
 
     @staticmethod
     def _measured(row: Row, report: Report) -> Row:
