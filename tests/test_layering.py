@@ -31,7 +31,7 @@ LAYERS = [
         "nodes",
         "writing",
     ],
-    ["budget", "signed_log", "statistics"],
+    ["budget", "fingerprints", "signed_log", "statistics"],
     ["drawing"],
     ["truncated"],
     ["graph", "osborne"],

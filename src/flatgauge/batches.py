@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler
 
 from flatgauge.batch import Batch, alike, as_batch, checked, digests, join, joined
+from flatgauge.fingerprints import digest_of_samples
 from flatgauge.isolation import Randomness
 
 
@@ -36,6 +37,7 @@ class Batches:
         self.text = _in_words(data)
         self._stored: list[Batch] | None = None
         self._source: Iterable[Any] = ()
+        self._digest: str | None = None
         if is_one_batch(data):
             self._stored = [checked(as_batch(data, where="`data`"), "`data`")]
         elif isinstance(data, (list, tuple)):
@@ -59,6 +61,13 @@ class Batches:
     def stored(self) -> bool:
         """Whether the data are held in memory."""
         return self._stored is not None
+
+    @property
+    def digest(self) -> str:
+        """A short text that tells data apart by their samples and the order of these."""
+        if self._digest is None:
+            self._digest = digest_of_samples((batch.inputs, batch.target) for batch in self)
+        return self._digest
 
     def chunks(self, size: int) -> Iterator[Batch]:
         """Visit all samples, about `size` at a time, always in the same order.
@@ -92,7 +101,7 @@ class Batches:
             The batches.
         """
         other, left = copy.copy(self), samples
-        other._stored = []
+        other._stored, other._digest = [], None
         for batch in self:
             if left <= 0:
                 break

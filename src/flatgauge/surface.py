@@ -188,6 +188,11 @@ class LossSurface:
         return self._batches.text
 
     @property
+    def data_digest(self) -> str:
+        """A short text that is the same for the same samples in the same order."""
+        return self._batches.digest
+
+    @property
     def dtype(self) -> torch.dtype:
         """The precision of the computation."""
         return self._subject.dtype
