@@ -212,7 +212,7 @@ def test_every_difference_says_how_its_error_is_known(compared):
     assert frame.loc["rho_max", "stderr"] == pytest.approx(both)
     wide = compared.differences(level=0.999).set_index("measure")
     assert wide.loc["kappa_trace_sum", "low"] < frame.loc["kappa_trace_sum", "low"]
-    with pytest.raises(ValueError, match="`level=95` must lie between 0 and 1, such as 0.95"):
+    with pytest.raises(ValueError, match=r"`level=95` must lie between 0 and 1, such as 0\.95"):
         compared.differences(level=95)
 
 
