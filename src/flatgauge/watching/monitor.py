@@ -14,6 +14,7 @@ from torch import Tensor, distributed, nn
 from flatgauge.asking import wanted_of
 from flatgauge.isolation import preserved_randomness
 from flatgauge.measuring import report_of
+from flatgauge.precision import wide
 from flatgauge.randomness import check_seed
 from flatgauge.report import Report
 from flatgauge.report.table import duration
@@ -208,7 +209,7 @@ class Monitor:
         try:
             with preserved_randomness(surface.device):
                 value, gradient = surface.value_and_gradient()
-                row = replace(row, loss=value, gradient_norm=float(gradient.double().norm()))
+                row = replace(row, loss=value, gradient_norm=float(wide(gradient).norm()))
                 report = report_of(surface, self._wanted, seed=self._seed, strict=self._strict)
                 row = self._measured(row, report)
         except Exception as error:
