@@ -17,6 +17,7 @@ from flatgauge.curvature.summary import combined
 from flatgauge.estimators import Estimate
 from flatgauge.measures.normalized_sharpness import _root
 from flatgauge.report import Comparison, Report
+from flatgauge.report.comparison_table import rich_print
 from flatgauge.report.difference_table import difference_cells
 from flatgauge.report.pairs import DataError, difference, pairs_of
 from flatgauge.report.ranks import ranked
@@ -238,6 +239,15 @@ def test_differences_survive_being_written_and_are_told(compared, tmp_path):
     text = repr(compared).splitlines()
     head = next(line for line in text if "95 % interval" in line)
     assert text.index(head) < text.index(next(line for line in text if "(1) is flattest" in line))
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_the_table_fits_terminals_of_every_width(compared, capsys, monkeypatch, width):
+    monkeypatch.setenv("COLUMNS", str(width))
+    rich_print(compared)
+    lines = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= width for line in lines)
+    assert sum("a − b" in line for line in lines) == 2  # The two measures that are paired.
 
 
 def test_of_many_models_the_table_shows_those_to_the_flattest(compared):

@@ -318,7 +318,8 @@ class Comparison(Mapping[str, Report]):
         """What a page says about the comparison as a whole."""
         from flatgauge.report.table import UNFINISHED
 
-        return (self.verdict, *self.notes, *(() if self.complete else (UNFINISHED,)))
+        told = (f"Warning: {text}" if text in self.warnings else text for text in self.notes)
+        return (self.verdict, *told, *(() if self.complete else (UNFINISHED,)))
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw every measure of every model beside the flattest one, on a log scale.

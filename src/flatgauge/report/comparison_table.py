@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 _CLAIMS = ("nodewise", "layerwise")
 _NONE = "nothing"
 
+#: The columns of the table of differences that narrower terminals show.
+_NARROWER = ((0, 1, 3, 5), (0, 1, 5))
+
 
 def comparison_text(comparison: Comparison) -> str:
     """A comparison in a few lines and three tables.
@@ -151,8 +154,8 @@ def rich_print(comparison: Comparison) -> None:
     if comparison.measures:
         print_table(console, cells(comparison), listed(comparison), colour=_colour)
     if told_apart := differences(comparison):
-        narrow = [(row[0] or row[1], row[2], row[5]) for row in told_apart]
-        print_table(console, told_apart, narrow, colour=_colour)
+        narrower = [[tuple(row[i] for i in way) for row in told_apart] for way in _NARROWER]
+        print_table(console, told_apart, *narrower, colour=_colour)
     print_lines(console, tail(comparison), style="dim")
     print_lines(console, [comparison.verdict], style="bold")
 
