@@ -3,6 +3,7 @@
 # make lint   formatting, style and types
 # make bench  time everything beside peers, in gradients (see docs/performance.md); takes hours, and
 #             make bench BENCH=--quick minutes
+# make dist   build sdist and wheel, and use the wheel in a fresh environment
 # make docs   regenerate the pages made from the registry
 
 PYTHON ?= python3
@@ -12,7 +13,7 @@ BENCH  ?=
 PEERS  := src/flatgauge/bench/peer-dependencies.txt src/flatgauge/bench/peers.txt
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q install -c constraints.txt
 
-.PHONY: demo test lint bench docs clean
+.PHONY: demo test lint bench dist docs clean
 .DELETE_ON_ERROR:
 
 $(BIN)/python:
@@ -51,8 +52,13 @@ lint: $(VENV)/.dev
 bench: $(VENV)/.bench
 	$(BIN)/flatgauge bench --json bench.json --markdown bench.md --png bench.png $(BENCH)
 
+dist: $(VENV)/.dev
+	rm -rf dist build
+	$(BIN)/python -m build --outdir dist . > /dev/null
+	$(BIN)/python .ci/check_wheel.py dist/*.whl
+
 docs: $(VENV)/.dev
 	$(BIN)/flatgauge catalogue --markdown > docs/catalogue.md
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from flatgauge.studies import Findings, Recipe, Study
     from flatgauge.surface import LossSurface
     from flatgauge.symmetry import GaugeGroup, balance, find_gauge
+    from flatgauge.watching import Monitor
 
 # Names are looked up at first use, so that the command line answers before torch is loaded.
 _HOMES = {
@@ -41,6 +42,7 @@ _HOMES = {
     "Landscape": "landscaping",
     "Landscapes": "landscaping",
     "LossSurface": "surface",
+    "Monitor": "watching",
     "Recipe": "studies",
     "Report": "report",
     "Spectra": "spectra",
@@ -75,6 +77,7 @@ __all__ = [
     "Landscape",
     "Landscapes",
     "LossSurface",
+    "Monitor",
     "Recipe",
     "Report",
     "Spectra",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import (
@@ -52,7 +54,7 @@ class Batches:
         self._digests: list[int] | None = None
         self._stored: list[Batch] | None = None
         self._source: Iterable[Any] = ()
-        if _is_one_batch(data):
+        if is_one_batch(data):
             self._stored = [checked(as_batch(data, where="`data`"), "`data`")]
         elif isinstance(data, (list, tuple)):
             self._stored = list(self._read(data))
@@ -84,6 +86,14 @@ class Batches:
     def stored(self) -> bool:
         """Whether they are held in memory."""
         return self._stored is not None
+
+    @property
+    def digest(self) -> str:
+        """A short text that tells data apart by all samples and their order."""
+        found = hashlib.blake2b(digest_size=16)
+        for numbers in self.processes.collected("the data", lambda: np.array(self.digests())):
+            found.update(numbers.astype(np.int64).tobytes())
+        return found.hexdigest()
 
     def chunks(self, size: int) -> Iterator[Batch]:
         """Visit all samples, about `size` at a time, always in the same order.
@@ -288,7 +298,7 @@ def _apart(loader: DataLoader[Any]) -> DataLoader[Any]:
     return rebuilt(loader, batch_sampler=loader.batch_sampler)
 
 
-def _is_one_batch(data: Any) -> bool:
+def is_one_batch(data: Any) -> bool:
     """Whether the data are one batch rather than several."""
     if isinstance(data, (Mapping, Tensor)):
         return True

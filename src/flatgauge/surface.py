@@ -214,6 +214,11 @@ class LossSurface:
         return self._batches.text
 
     @property
+    def data_digest(self) -> str:
+        """A short text that is the same for the same samples in the same order."""
+        return self._batches.digest
+
+    @property
     def dtype(self) -> torch.dtype:
         """The precision of the computation."""
         return self._subject.dtype
@@ -444,11 +449,20 @@ class LossSurface:
         """
         self._second_order.turn.make_room(self.budget.free - needed)
 
-    def release(self) -> None:
-        """Let go of everything kept for speed; it is computed anew when it is needed."""
+    def release(self, *, lasting: bool = True) -> None:
+        """Let go of everything kept for speed; it is computed anew when it is needed.
+
+        Args:
+            lasting: Whether also of what holds for every value of the parameters (how the model is
+                read as a graph); else it is kept, and what takes memory is not.
+        """
         self._second_order.release()
         self._recalled.clear()
-        self._lasting.clear()
+        if lasting:
+            self._lasting.clear()
+        for other in self._lasting.values():
+            if isinstance(other, LossSurface):
+                other.release(lasting=False)
 
     @contextmanager
     def watched(self, listener: Callable[[int], None]) -> Iterator[None]:

@@ -99,12 +99,13 @@ def combined(
     layers = {name: item.value for name, item in values.items()}
     if how == "sum":
         parts = list(values.values())
-        value = math.fsum(layers.values())
-        data_stderr = _error_of_sum(parts)
+        value, samples = math.fsum(layers.values()), _shares_in_sum(parts)
+        data_stderr = spread(samples)
     else:
         chosen = max(layers, key=lambda n: layers[n]) if how == "max" else list(layers)[-1]
         parts = [values[chosen]]
-        value, data_stderr = layers[chosen], values[chosen].data_stderr
+        value, samples = layers[chosen], values[chosen].samples
+        data_stderr = values[chosen].data_stderr
         notes = [*notes, f"the {'largest' if how == 'max' else 'last'} layer is `{chosen}`"]
     everywhere = parts if how == "last" else list(values.values())
     bound = sum(part.bound for part in parts)
@@ -120,15 +121,15 @@ def combined(
         details=details or {},
         options=options or {},
         notes=tuple(notes),
+        samples=samples,
     )
 
 
-def _error_of_sum(parts: Sequence[LayerValue]) -> float | None:
-    """The data error of a sum, from every sample's share in all layers together."""
-    shares = [part.samples for part in parts]
-    known = [share for share in shares if share is not None]
-    complete = known and len(known) == len(shares)
-    return spread(sum(known[1:], known[0])) if complete else None
+def _shares_in_sum(parts: Sequence[LayerValue]) -> Tensor | None:
+    """Every sample's share in all layers together, None where that of a layer is not known."""
+    known = [part.samples for part in parts if part.samples is not None]
+    complete = known and len(known) == len(parts)
+    return sum(known[1:], known[0]) if complete else None
 
 
 def as_shares(totals: Tensor, counts: Tensor) -> Tensor:

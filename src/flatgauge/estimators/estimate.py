@@ -32,6 +32,9 @@ class Estimate:
         options: The settings the value depends on, by name (a radius, a noise level, ...).
         notes: What the reader must know to use the number well.
         seconds: Wall-clock time.
+        samples: Every sample's share (N,), in the order of the data: their mean is the value (to
+            first order, where it is no mean), so that values on the same samples can be compared
+            pair by pair; None if not known. Not written to files.
 
     Example:
         >>> print(Estimate(12.3456, stderr=0.0521, matvecs=64))
@@ -54,6 +57,7 @@ class Estimate:
     options: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     seconds: float = 0.0
+    samples: Tensor | None = field(default=None, repr=False, compare=False)
 
     @property
     def error(self) -> float:

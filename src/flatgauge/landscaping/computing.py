@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from torch import Generator
 
 from flatgauge.evaluation import Evaluator
+from flatgauge.fingerprints import digest
 from flatgauge.landscaping.arguments import dims_of, ends_of, options_of, space_of, surfaces_of
 from flatgauge.landscaping.between import Between
-from flatgauge.landscaping.fingerprint import digest, fingerprint
+from flatgauge.landscaping.fingerprint import fingerprint
 from flatgauge.landscaping.record import Part, Record
 from flatgauge.landscaping.several import Landscapes
 from flatgauge.landscaping.single import Landscape

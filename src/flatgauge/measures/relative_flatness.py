@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import Generator
 
@@ -146,7 +147,8 @@ def relative_flatness_normalized(
             "or the model treats the number of samples as a constant. Choose other `layers=`, or "
             "measure `relative_flatness`."
         )
-    return _last(blocks, "normalized", known, layers)
+    # A sample moves the spreads too, so that its share in the sum is not all that it does.
+    return replace(_last(blocks, "normalized", known, layers), samples=None)
 
 
 def _last(

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatgauge.measures import GROUPS, registry
 from flatgauge.report.agreement import Agreement
 from flatgauge.report.comparison_table import comparison_text
-from flatgauge.report.differences import differences, uneven_options
-from flatgauge.report.json_text import json_text, plain, read_json
+from flatgauge.report.difference_table import DifferenceRow, difference_rows, read_pairs
+from flatgauge.report.json_text import json_text, numbers, plain, read_json
+from flatgauge.report.mismatches import notes_of, uneven_options, warnings_of
+from flatgauge.report.pairs import LEVEL, Pairs, pairs_of
 from flatgauge.report.ranks import ranked, rounding_of
 from flatgauge.report.report import Report
 from flatgauge.report.table import kind
@@ -35,11 +38,14 @@ class Comparison(Mapping[str, Report]):
         reports: By name of the model.
         remarks: What was seen while they were measured.
         complete: Whether every model is there with all that was asked for.
+        pairs: How far other samples would move the differences of models, by measure and models;
+            None reads it from the shares of single samples, as far as the reports hold them.
     """
 
     reports: Mapping[str, Report]
     remarks: tuple[str, ...] = ()
     complete: bool = True
+    pairs: Pairs | None = None
 
     def __getitem__(self, name: str) -> Report:
         if name not in self.reports:
@@ -61,9 +67,45 @@ class Comparison(Mapping[str, Report]):
         return tuple(dict.fromkeys(name for report in self.values() for name in report))
 
     @property
+    def warnings(self) -> tuple[str, ...]:
+        """What makes the comparison meaningless, or that of some measures."""
+        return (*warnings_of(self.reports), *self.remarks)
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """In what the runs differ, so that numbers stand beside each other with care."""
-        return (*differences(self.reports), *self.remarks)
+        return (*self.warnings, *notes_of(self.reports))
+
+    @cached_property
+    def _errors(self) -> Pairs:
+        """How far other samples would move the differences."""
+        return pairs_of(self.reports) if self.pairs is None else self.pairs
+
+    def difference_rows(self, level: float = LEVEL) -> list[DifferenceRow]:
+        """Every two models subtracted, measure by measure; `differences` has them as a frame."""
+        return difference_rows(self.reports, self._errors, level=level)
+
+    def differences(self, *, level: float = LEVEL) -> pd.DataFrame:
+        """Which of two models is flatter, and can that be trusted?
+
+        Both models are measured on the same samples, and a sample that is hard for one is hard for
+        the other: the difference of their shares varies less than either, so a difference is known
+        better than the values are. Where a measure keeps every sample's share (kind ``paired``),
+        the interval is for other samples of the same kind; else it is that of both errors
+        (``unpaired``), or holds for the samples given only (``these samples``).
+
+        Args:
+            level: How surely an interval is to hold the difference, each for itself.
+
+        Returns:
+            A frame, one row per measure and two models: measure, first, second, difference (first
+            minus second: negative where the first is flatter), stderr, low, high, p, kind, flatter
+            (the model's name; missing where the interval covers zero), data_stderr, samples.
+        """
+        import pandas as pd
+
+        rows = [row.to_dict() for row in self.difference_rows(level)]
+        return pd.DataFrame(rows, columns=None if rows else ["measure", "first", "second"])
 
     def ranking(self, measure: str) -> pd.DataFrame:
         """The models by one measure, flattest first.
@@ -73,10 +115,11 @@ class Comparison(Mapping[str, Report]):
 
         Returns:
             A frame with the index ``model`` and the columns rank, value, error and kind. The
-            rank is one more than the number of models that are flatter by more than twice the
-            combined error (standard error and solver's bound), so models that cannot be told
-            apart share it. A model whose measure failed comes last and has no rank; where the
-            models were measured at different radii, none has.
+            rank is one more than the number of models that are flatter: the interval of the paired
+            difference lies below zero, or, where samples cannot be paired, the values are more than
+            twice their combined error apart (standard error and solver's bound). So models that
+            cannot be told apart share it. A model whose measure failed comes last and has no rank;
+            where the models were measured at different radii, none has.
         """
         import pandas as pd
 
@@ -121,7 +164,7 @@ class Comparison(Mapping[str, Report]):
             return dict.fromkeys(self)
         taken = {model: report[measure] for model, report in self.items() if measure in report}
         rounding = max(rounding_of(report.facts.dtype) for report in self.values())
-        ranks = ranked(taken, rounding=rounding)
+        ranks = ranked(taken, errors=self._errors.get(measure), rounding=rounding)
         return ranks | {model: None for model in self if model not in ranks}
 
     def invariant_to(self, measure: str) -> tuple[str, ...]:
@@ -188,7 +231,7 @@ class Comparison(Mapping[str, Report]):
         """Everything as plain numbers, strings, lists and dicts.
 
         Returns:
-            The models' reports, ranks, claims, agreement and notes.
+            The models' reports, ranks, claims, agreement, differences and notes.
         """
         contents: dict[str, Any] = plain(
             {
@@ -197,6 +240,8 @@ class Comparison(Mapping[str, Report]):
                 "ranks": {measure: self.ranks_of(measure) for measure in self.measures},
                 "invariant_to": {measure: self.invariant_to(measure) for measure in self.measures},
                 "agreement": self.agreement().to_dict(),
+                "differences": [row.to_dict() for row in self.difference_rows()],
+                "warnings": self.warnings,
                 "notes": self.notes,
                 "remarks": self.remarks,
                 "models": {model: report.to_dict() for model, report in self.items()},
@@ -236,7 +281,8 @@ class Comparison(Mapping[str, Report]):
             )
         reports = {model: Report.from_dict(report) for model, report in models.items()}
         remarks = tuple(contents.get("remarks", ()))
-        return cls(reports, remarks, bool(contents.get("complete", True)))
+        pairs = read_pairs(numbers(contents.get("differences", [])))
+        return cls(reports, remarks, bool(contents.get("complete", True)), pairs)
 
     @classmethod
     def from_json(cls, path: str | Path) -> Comparison:
@@ -263,14 +309,17 @@ class Comparison(Mapping[str, Report]):
         from flatgauge.report.page import write_page
 
         remarks = (*self.page_remarks(), *extras.pop("remarks", ()))
-        written: Path = write_page(path, self.reports, remarks=remarks, **extras)
+        written: Path = write_page(
+            path, self.reports, remarks=remarks, pairs=self._errors, **extras
+        )
         return written
 
     def page_remarks(self) -> tuple[str, ...]:
         """What a page says about the comparison as a whole."""
         from flatgauge.report.table import UNFINISHED
 
-        return (self.verdict, *self.notes, *(() if self.complete else (UNFINISHED,)))
+        told = (f"Warning: {text}" if text in self.warnings else text for text in self.notes)
+        return (self.verdict, *told, *(() if self.complete else (UNFINISHED,)))
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw every measure of every model beside the flattest one, on a log scale.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from flatgauge.report.difference_table import difference_cells
 from flatgauge.report.table import UNFINISHED, aligned, kind, labelled
 
 if TYPE_CHECKING:
@@ -14,9 +15,12 @@ if TYPE_CHECKING:
 _CLAIMS = ("nodewise", "layerwise")
 _NONE = "nothing"
 
+#: The columns of the table of differences that narrower terminals show.
+_NARROWER = ((0, 1, 3, 5), (0, 1, 5))
+
 
 def comparison_text(comparison: Comparison) -> str:
-    """A comparison in a few lines and two tables.
+    """A comparison in a few lines and three tables.
 
     Args:
         comparison: The comparison.
@@ -24,9 +28,11 @@ def comparison_text(comparison: Comparison) -> str:
     Returns:
         The text.
     """
+    told_apart = differences(comparison)
     parts = [
         [heading(comparison), *aligned(models(comparison))],
         aligned(cells(comparison)) if comparison.measures else [],
+        aligned(told_apart) if told_apart else [],
         [*tail(comparison), comparison.verdict],
     ]
     return "\n\n".join("\n".join(part) for part in parts if part)
@@ -76,6 +82,11 @@ def cells(comparison: Comparison) -> list[tuple[str, ...]]:
     return table
 
 
+def differences(comparison: Comparison) -> list[tuple[str, ...]]:
+    """The table of paired differences, empty where nothing is paired."""
+    return difference_cells(comparison.difference_rows(), in_order(comparison))
+
+
 def listed(comparison: Comparison) -> list[tuple[str, ...]]:
     """The table for narrow terminals: a row per measure and model, flattest first."""
     table: list[tuple[str, ...]] = [("measure", "rank", "model", "value")]
@@ -111,10 +122,11 @@ def placed(comparison: Comparison, measure: str) -> dict[str, tuple[str, str]]:
 def tail(comparison: Comparison) -> list[str]:
     """How to read the table, and what the reader must know."""
     lines = [
-        "(1) is flattest; (1=) shares its rank with values closer than twice their combined error;",
+        "(1) is flattest; (1=) shares its rank with values that cannot be told apart from it;",
         "invariant to: the finest rescaling that does not move the measure",
     ]
-    lines += [f"note: {note}" for note in comparison.notes]
+    lines += [f"warning: {warning}" for warning in comparison.warnings]
+    lines += [f"note: {n}" for n in comparison.notes if n not in comparison.warnings]
     for model, report in comparison.items():
         lines += [f"{model}: {note}" for note in report.facts.notes]
         odd = [name for name, e in report.items() if kind(e) == "not converged"]
@@ -141,6 +153,9 @@ def rich_print(comparison: Comparison) -> None:
     print_table(console, models(comparison))
     if comparison.measures:
         print_table(console, cells(comparison), listed(comparison), colour=_colour)
+    if told_apart := differences(comparison):
+        narrower = [[tuple(row[i] for i in way) for row in told_apart] for way in _NARROWER]
+        print_table(console, told_apart, *narrower, colour=_colour)
     print_lines(console, tail(comparison), style="dim")
     print_lines(console, [comparison.verdict], style="bold")
 
@@ -149,4 +164,4 @@ def _colour(cell: str) -> str:
     """The colour of a cell: the flattest stands out, and what failed."""
     if cell.endswith(("(1)", "(1=)")) or cell in ("1", "1="):
         return "green"
-    return "red" if cell == "failed" else ""
+    return "red" if cell == "failed" else "yellow" if cell == "not told apart" else ""

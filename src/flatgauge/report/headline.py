@@ -10,6 +10,7 @@ from flatgauge.report.blindness import blindness
 from flatgauge.report.certificate import Certificate
 from flatgauge.report.moves import Moves, moves_between, moves_of
 from flatgauge.report.number import MARKS, Number, data_error_of, mark_of, value_of
+from flatgauge.report.pairs import Pairs
 from flatgauge.report.ranking import Ranking, ranking_of
 from flatgauge.report.report import Report
 
@@ -67,6 +68,7 @@ def headline_of(
     reports: Mapping[str, Report],
     rewritten: Mapping[str, str],
     certificates: Mapping[str, Certificate],
+    pairs: Pairs,
 ) -> Headline:
     """What to say first.
 
@@ -74,6 +76,7 @@ def headline_of(
         reports: By name of the model.
         rewritten: Which of them are another one written differently.
         certificates: By name.
+        pairs: How far other samples would move the differences of models.
 
     Returns:
         The headline.
@@ -89,7 +92,7 @@ def headline_of(
         cards=_cards(reports[single[0]], broken) if len(single) == 1 else [],
         trust=_trust(reports),
         moves=[move for move in moves if move.groups],
-        ranking=ranking_of({n: reports[n] for n in single}) if len(single) > 1 else None,
+        ranking=ranking_of({n: reports[n] for n in single}, pairs) if len(single) > 1 else None,
     )
 
 

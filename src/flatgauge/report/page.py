@@ -10,13 +10,16 @@ from flatgauge.measures import GROUPS
 from flatgauge.report.caveats import caveats_of
 from flatgauge.report.certificate import Certificate
 from flatgauge.report.certificate_view import VERDICTS, certificate_view
+from flatgauge.report.difference_table import difference_rows, difference_views
 from flatgauge.report.drawable import Drawable
 from flatgauge.report.gauge_view import gauge_contents, gauge_view
 from flatgauge.report.glossary import glossary_of
 from flatgauge.report.headline import headline_of
+from flatgauge.report.json_text import plain
 from flatgauge.report.layer_bars import layer_choices, unit_choices
 from flatgauge.report.number import MARKS
 from flatgauge.report.number_table import number_tables
+from flatgauge.report.pairs import Pairs, pairs_of
 from flatgauge.report.provenance import provenance_of
 from flatgauge.report.rendering import (
     check_drawable,
@@ -43,6 +46,7 @@ def write_page(
     landscapes: Sequence[Drawable] = (),
     command: str | None = None,
     remarks: Sequence[str] = (),
+    pairs: Pairs | None = None,
 ) -> Path:
     """Write the reports of one or several models as one self-contained HTML file.
 
@@ -58,6 +62,8 @@ def write_page(
         landscapes: Pictures of landscapes.
         command: The command line that the reports came from.
         remarks: Further sentences for the top of the page.
+        pairs: How far other samples would move the differences of models; None reads it from the
+            reports.
 
     Returns:
         The path.
@@ -68,12 +74,16 @@ def write_page(
         ValueError: If there is no report, or `rewritten` names one that is not there.
     """
     _check(reports, rewritten, [*spectra, *landscapes])
+    errors = pairs_of(reports) if pairs is None else pairs
+    single = {name: report for name, report in reports.items() if name not in rewritten}
+    differences = difference_rows(single, errors)
     contents = {
         "title": title or ", ".join(reports),
         "command": command,
         "remarks": list(remarks),
         "rewritten": dict(rewritten),
         "reports": {name: report.to_dict() for name, report in reports.items()},
+        "differences": plain([row.to_dict() for row in differences]),
         "certificates": {name: found.to_dict() for name, found in certificates.items()},
         "gauges": {name: gauge_contents(gauge) for name, gauge in gauges.items()},
         "spectra": [drawn.to_dict() for drawn in spectra],
@@ -86,7 +96,8 @@ def write_page(
         "title": contents["title"],
         "command": command,
         "remarks": list(remarks),
-        "headline": headline_of(reports, rewritten, certificates),
+        "headline": headline_of(reports, rewritten, certificates, errors),
+        "differences": difference_views(differences),
         "caveats": caveats,
         "tables": number_tables(reports, caveats),
         "layers": [choice_contents(choice) for choice in layer_choices(reports)],

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from flatgauge.report.blindness import BLINDNESS, by_blindness
-from flatgauge.report.differences import uneven_options
+from flatgauge.report.mismatches import uneven_options
 from flatgauge.report.number import Number, value_of
+from flatgauge.report.pairs import DataError, Pairs, pairs_of
 from flatgauge.report.ranks import ranked, rounding_of
 from flatgauge.report.report import Report
 
@@ -60,13 +61,14 @@ class Ranking:
     summary: list[str]
 
 
-def ranking_of(reports: Mapping[str, Report]) -> Ranking:
+def ranking_of(reports: Mapping[str, Report], pairs: Pairs | None = None) -> Ranking:
     """Order models by every measure, flattest first.
 
-    Two models that differ by less than twice their combined error share a place, see `ranked`.
+    Two models that cannot be told apart share a place, see `ranked`.
 
     Args:
         reports: By name of the model; at least two.
+        pairs: How far other samples would move their differences; None reads it from the reports.
 
     Returns:
         The ranking.
@@ -77,16 +79,25 @@ def ranking_of(reports: Mapping[str, Report]) -> Ranking:
         name: next(r[name].options for r in (first, *reports.values()) if name in r.estimates)
         for name in names
     }
-    uneven = uneven_options(reports)
+    uneven, errors = uneven_options(reports), pairs_of(reports) if pairs is None else pairs
     kinds = by_blindness((name, options[name]) for name in names)
     groups = [
-        (key, BLINDNESS[key], [_line(name, reports, uneven.get(name)) for name in members])
+        (
+            key,
+            BLINDNESS[key],
+            [_line(name, reports, errors.get(name, {}), uneven.get(name)) for name in members],
+        )
         for key, members in kinds.items()
     ]
     return Ranking(list(reports), groups, _summary(groups, list(reports)))
 
 
-def _line(measure: str, reports: Mapping[str, Report], uneven: str | None) -> Line:
+def _line(
+    measure: str,
+    reports: Mapping[str, Report],
+    errors: Mapping[tuple[str, str], DataError],
+    uneven: str | None,
+) -> Line:
     """The order of all models under one measure, unless a setting differs."""
     found = {
         name: report.estimates[measure]
@@ -96,7 +107,7 @@ def _line(measure: str, reports: Mapping[str, Report], uneven: str | None) -> Li
     known = sum(not math.isnan(estimate.value) for estimate in found.values())
     why = f"not comparable: {uneven}" if uneven else "fewer than two values" if known < 2 else ""
     rounding = max(rounding_of(report.facts.dtype) for report in reports.values())
-    ranks = {} if why else ranked(found, rounding=rounding)
+    ranks = {} if why else ranked(found, errors=errors, rounding=rounding)
     shared = Counter(rank for rank in ranks.values() if rank is not None)
     places = {
         name: Place(value_of(found[name]), ranks.get(name), shared[ranks.get(name) or 0] > 1)

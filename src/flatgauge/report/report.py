@@ -81,7 +81,7 @@ class Report(Mapping[str, Estimate]):
         contents = {
             "complete": self.complete,
             "facts": asdict(self.facts),
-            "measures": {name: vars(estimate) for name, estimate in self.items()},
+            "measures": {name: _written(estimate) for name, estimate in self.items()},
         }
         found = plain(contents)
         assert isinstance(found, dict)
@@ -198,3 +198,8 @@ class Report(Mapping[str, Estimate]):
         shown = [e.value if 0 < e.value < math.inf else math.nan for e in self.values()]
         label = f"{self.facts.model}, lower is flatter"
         return bars_axes(list(self), {self.facts.model: shown}, label=label, log=True, ax=ax)
+
+
+def _written(estimate: Estimate) -> dict[str, Any]:
+    """What is written of an estimate: all but the shares of single samples."""
+    return {name: value for name, value in vars(estimate).items() if name != "samples"}

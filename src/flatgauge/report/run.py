@@ -41,6 +41,7 @@ class Facts:
         platform: The machine's system and kind of processor.
         threads: How many threads torch used.
         seconds: Wall-clock time of the whole run, None where it was not taken.
+        data_digest: The same for the same samples in the same order; empty if not known.
     """
 
     model: str
@@ -62,6 +63,7 @@ class Facts:
     platform: str = ""
     threads: int = 1
     seconds: float | None = None
+    data_digest: str = ""
 
 
 def facts_of(
@@ -111,4 +113,5 @@ def facts_of(
         platform=f"{platform.system()} {platform.machine()}",
         threads=torch.get_num_threads(),
         seconds=seconds,
+        data_digest=surface.data_digest,
     )
