@@ -24,7 +24,7 @@ from making.tables import refresh
 
 #: The order of the written pages; those that it does not name stand at the end of the last part.
 WRITTEN = {
-    "Start": ["index.md", "choosing.md", "coming_from.md", "faq.md"],
+    "Start": ["index.md", "tour.md", "choosing.md", "coming_from.md", "faq.md"],
     "Understand": ["gauge_explained.md", "gauge.md", "grid.md", "basis_paths.md", "errata.md"],
     "Use": ["command_line.md", "report.md", "landscapes.md", "spectra.md", "studies.md"],
 }

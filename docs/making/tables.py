@@ -1,4 +1,4 @@
-"""Tables in written pages that are made from the registry, between two marks.
+"""Tables in written pages that are made from the registry and from the benchmark's, between marks.
 
 `<!-- made: NAME -->` and `<!-- end -->` enclose what the function of that name below gives;
 `python docs/build.py --tables` puts it there, and a test sees that it is up to date.
@@ -24,6 +24,16 @@ _COLUMNS = {
     "output_scale": "output scale",
     "branches": "branches",
 }
+
+#: What the speed table shows of the benchmark's tables, which have so many columns.
+_WORKLOADS = {"W1": "MLP 784-512⁵-10", "W2": "LeNet-5"}
+_QUANTITIES = {
+    "product": "one Hessian product",
+    "trace": "trace of the Hessian (here exact)",
+    "top eigenvalue": "largest eigenvalue, to 1e-3",
+    "layers' top eigenvalues": "largest eigenvalue of every layer",
+}
+_BENCHMARK = 8
 
 
 def pages() -> list[Path]:
@@ -73,6 +83,27 @@ def groups() -> str:
     return _table([("group", "what is done"), *((f"`{g}`", moves) for g, moves in GROUPS.items())])
 
 
+def speed() -> str:
+    """What the main quantities cost here and with the best other tool, from the performance page."""
+    measured: dict[tuple[str, str], dict[str, tuple[str, str]]] = {}
+    for line in (ROOT / "docs/performance.md").read_text().splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == _BENCHMARK and cells[1] in _QUANTITIES:
+            workload, what, tool, _, cost, _, ratio, _ = cells
+            side = "ours" if tool == "flatgauge" else "best" if ratio == "1.00" else None
+            if side:
+                measured.setdefault((what, workload), {})[side] = (cost, tool)
+    rows = [("in gradients", *(f"{name}: flatgauge | best other tool" for name in _WORKLOADS.values()))]
+    for what, words in _QUANTITIES.items():
+        row = [words]
+        for workload in _WORKLOADS:
+            (ours, _), (best, tool) = (measured[what, workload][side] for side in ("ours", "best"))
+            row.append(f"**{ours}** | {best} ({tool.partition(',')[0]})")
+        rows.append(tuple(row))
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join([lines[0], "|" + "---|" * (1 + 2 * len(_WORKLOADS)), *lines[1:]])
+
+
 def _families() -> dict[tuple[str, frozenset[str]], list[Measure]]:
     """Measures by geometry and claims."""
     found: dict[tuple[str, frozenset[str]], list[Measure]] = {}
@@ -91,4 +122,4 @@ def _table(rows: list[tuple[str, ...]]) -> str:
     return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
 
 
-_TABLES = {"invariances": invariances, "costs": costs, "groups": groups}
+_TABLES = {"invariances": invariances, "costs": costs, "groups": groups, "speed": speed}
