@@ -3,7 +3,7 @@
 # make lint   formatting, style and types
 # make bench  time everything beside peers, in gradients (see docs/performance.md); takes hours, and
 #             make bench BENCH=--quick minutes
-# make docs   regenerate the pages made from the registry
+# make docs   make what is made from the registry and from runs, and the site: open site/index.html
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -53,6 +53,8 @@ bench: $(VENV)/.bench
 
 docs: $(VENV)/.dev
 	$(BIN)/flatgauge catalogue --markdown > docs/catalogue.md
+	$(BIN)/python docs/build.py --tables
+	$(BIN)/python docs/build.py
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) site .pytest_cache .mypy_cache .ruff_cache

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -56,13 +57,13 @@ def trained() -> tuple[nn.Module, tuple[torch.Tensor, torch.Tensor]]:
     return model, data
 
 
-def numbers() -> dict[str, Any]:
+def numbers(ranges: Sequence[int] = RANGES) -> dict[str, Any]:
     """All values by measure, one for every range, and the largest change of any output."""
     model, data = trained()
     gauge = fg.find_gauge(model, data[0][:2])
     values: dict[str, list[float]] = {name: [] for name in (*MOVING, *STILL)}
     change = 0.0
-    for reach in RANGES:
+    for reach in ranges:
         generator = torch.Generator().manual_seed(0)
         factors = torch.randint(-reach, reach + 1, (gauge.dim,), generator=generator)
         twin = gauge.rescale(model, gauge.move(2.0**factors))
