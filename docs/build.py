@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 os.environ["NO_MKDOCS_2_WARNING"] = "1"  # Advertisement of the theme, on every start.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # As the command line does.
 
 from making.gallery_pages import scripts, shown
 from making.measure_pages import measure_pages
@@ -59,7 +60,10 @@ def gallery_pages(folder: Path) -> tuple[dict[str, str], dict[str, bytes]]:
         Pages and pictures by address.
     """
     pages, pictures, lines = {}, {}, ["# Gallery", ""]
-    lines += ["Scripts to run and to change; each takes seconds. The output is from a real run.", ""]
+    lines += [
+        "Scripts to run and to change; each takes seconds. The output is from a real run.",
+        "",
+    ]
     for script in scripts(folder):
         with tempfile.TemporaryDirectory() as work:
             page = shown(script, Path(work))

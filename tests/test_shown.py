@@ -1,4 +1,4 @@
-"""What README and pages show is true: examples run, commands exist, tables and pictures are of today."""
+"""What README and pages show is true: examples run, commands exist, tables are of today."""
 
 from __future__ import annotations
 
@@ -60,7 +60,9 @@ def check(line):
     command = group.get_command(context, words[0])
     assert command is not None, f"there is no command `{words[0]}`"
     try:
-        command.make_context(words[0], [word for word in words[1:] if word != "..."], parent=context)
+        command.make_context(
+            words[0], [word for word in words[1:] if word != "..."], parent=context
+        )
     except Exception as error:  # Which click it is that typer raises from depends on its version.
         if type(error).__name__ not in ("MissingParameter", "Exit"):
             raise AssertionError(f"{type(error).__name__}: {error}") from error
@@ -117,7 +119,9 @@ def test_tables_made_from_the_registry_are_of_today():
 
 
 def test_readme_takes_a_minute():
-    prose = re.sub(r"^\|.*$", "", _FENCE.sub("", (ROOT / "README.md").read_text()), flags=re.MULTILINE)
+    prose = re.sub(
+        r"^\|.*$", "", _FENCE.sub("", (ROOT / "README.md").read_text()), flags=re.MULTILINE
+    )
     assert len(prose.split()) < 330
     assert "make demo" in (ROOT / "README.md").read_text()
 

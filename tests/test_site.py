@@ -95,7 +95,9 @@ def test_search_works_from_a_file(site):
         page.goto((site / "index.html").as_uri())
         page.fill("input.md-search__input", "normalized_sharpness")
         page.wait_for_selector(".md-search-result__item a", state="attached")
-        found = page.eval_on_selector_all(".md-search-result__item a", "all => all.map(a => a.href)")
+        found = page.eval_on_selector_all(
+            ".md-search-result__item a", "all => all.map(a => a.href)"
+        )
         assert any("measures/normalized_sharpness.html" in address for address in found)
         assert not errors
         assert all(address.startswith(("file:", "data:")) for address in asked)

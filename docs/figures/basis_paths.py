@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -28,7 +29,7 @@ def network() -> nn.Sequential:
     """2-3-3-2 without biases, with weights from a fixed seed."""
     with torch.random.fork_rng():
         torch.manual_seed(5)
-        layers = [nn.Linear(a, b, bias=False) for a, b in zip(WIDTHS, WIDTHS[1:], strict=False)]
+        layers = [nn.Linear(a, b, bias=False) for a, b in pairwise(WIDTHS)]
     return nn.Sequential(layers[0], nn.ReLU(), layers[1], nn.ReLU(), layers[2])
 
 
@@ -119,13 +120,20 @@ def draw(path: Path) -> fg.BasisPaths:
         fontsize=9,
     )
     for ax, layer in zip(axes[1:], range(len(WIDTHS) - 1), strict=True):
-        k = next(k for k, route in enumerate(routes) if route[own[k]][0] == layer and route[own[k]] not in inward)
+        k = next(
+            k
+            for k, route in enumerate(routes)
+            if route[own[k]][0] == layer and route[own[k]] not in inward
+        )
         net(ax, model)
         for place_in_route, weight in enumerate(routes[k]):
-            colour = GREEN if place_in_route == own[k] else BLUE if place_in_route < own[k] else ORANGE
+            colour = (
+                GREEN if place_in_route == own[k] else BLUE if place_in_route < own[k] else ORANGE
+            )
             line(ax, weight, colour, 3.2)
         factors = " · ".join(
-            f"{float(model[2 * at].weight[head, tail].detach()):.2f}" for at, tail, head in routes[k]
+            f"{float(model[2 * at].weight[head, tail].detach()):.2f}"
+            for at, tail, head in routes[k]
         )
         ax.set_title(
             f"the path of a weight of layer {layer + 1} (green)\nv = {factors} = "

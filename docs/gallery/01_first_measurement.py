@@ -12,7 +12,9 @@ import flatgauge as fg
 
 torch.manual_seed(0)
 images, labels = fg.load_dataset("digits")
-model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 10))
+model = nn.Sequential(
+    nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 10)
+)
 optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
 for _ in range(20):
     for part in torch.randperm(len(images)).split(64):
@@ -23,16 +25,21 @@ for _ in range(20):
 # %%
 # Three lines. Without `measures=` everything that applies is measured.
 surface = fg.LossSurface(model, "cross_entropy", (images, labels))
-report = fg.measure(surface, measures=["hessian_trace", "rho_sum", "normalized_sharpness", "hessian_max_eigenvalue"])
+report = fg.measure(
+    surface, measures=["hessian_trace", "rho_sum", "normalized_sharpness", "hessian_max_eigenvalue"]
+)
 print(report)
 
 # %%
-# Every number says how it was made. `exact` ones are exact to rounding, for *these* data; `data_stderr` says how
-# much other samples of the same kind would change them. `computed` and `estimated` ones carry their own error.
+# Every number says how it was made. `exact` ones are exact to rounding, for *these* data;
+# `data_stderr` says how much other samples of the same kind would change them. `computed` and
+# `estimated` ones carry their own error.
 rho = report["rho_sum"]
 print(f"ρ_Σ = {rho.value:.3f}, on other data ± {rho.data_stderr:.3f}")
 top = report["hessian_max_eigenvalue"]
-print(f"λ_max = {top.value:.3f}, wrong by at most {top.bound:.3f}, after {top.matvecs} Hessian products")
+print(
+    f"λ_max = {top.value:.3f}, wrong by at most {top.bound:.3f}, after {top.matvecs} Hessian products"
+)
 
 # %%
 # Per layer, and per unit: where is the network sharp?

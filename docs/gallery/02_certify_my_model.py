@@ -67,8 +67,9 @@ for name in names:
 assert [before[n].value == after[n].value for n in names] == [False, False, True, True, True]
 
 # %%
-# One move is an anecdote. `fg.certify` draws moves from every group that the model has: layers, units,
-# the order of channels, scale and shift of the outputs; and holds every measure to what it claims.
+# One move is an anecdote. `fg.certify` draws moves from every group that the model has: layers,
+# units, the order of channels, scale and shift of the outputs; and holds every measure to what it
+# claims.
 certificate = fg.certify(fg.LossSurface(model, "cross_entropy", data), measures=names, trials=1)
 print(certificate)
 assert certificate.passed

@@ -23,7 +23,7 @@ def train(optimizer, seed, goal=0.05, **settings):
         *(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 10)),
     )
     steps = optimizer(model.parameters(), **settings)
-    for epoch in range(400):
+    for _ in range(400):
         for part in torch.randperm(len(images)).split(32):
             steps.zero_grad()
             nn.functional.cross_entropy(model(images[part]), labels[part]).backward()
@@ -55,7 +55,7 @@ assert "hessian_trace" not in comparison.agreement().ranks
 # %%
 # Three seeds each. Do the two clouds lie apart, or is it the seed that decides?
 figure, axes = plt.subplots(1, len(names), figsize=(10, 2.8), layout="constrained")
-for ax, name in zip(axes, names):
+for ax, name in zip(axes, names, strict=True):
     for place, optimizer in enumerate(("SGD", "Adam")):
         values = [comparison[f"{optimizer} {seed}"][name].value for seed in range(SEEDS)]
         ax.plot([place] * SEEDS, values, "o", ms=7, alpha=0.8)

@@ -33,7 +33,9 @@ both = {
 # Along a random direction among the *weights*: a valley, and a ravine. They are one function.
 weights = fg.landscape(both, space="weights", dims=1, points=41)
 weights.plot(log=True).figure.savefig("weights.png", dpi=120)
-print("largest difference:", float(abs(weights["as trained"].loss - weights["rescaled"].loss).max()))
+print(
+    "largest difference:", float(abs(weights["as trained"].loss - weights["rescaled"].loss).max())
+)
 
 # %%
 # The paths that say everything about it: m - H values.
@@ -41,7 +43,8 @@ paths = fg.basis_paths(model, images[:2])
 print(paths.describe())
 
 # %%
-# Along a random direction among the values of these *paths* the two are the same curve, bit for bit.
+# Along a random direction among the values of these *paths* the two are the same curve, bit for
+# bit.
 curves = fg.landscape(both, space="basis_paths", dims=1, points=41)
 print("largest difference:", float(abs(curves["as trained"].loss - curves["rescaled"].loss).max()))
 assert (curves["as trained"].loss == curves["rescaled"].loss).all()

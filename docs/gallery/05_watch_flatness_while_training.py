@@ -35,13 +35,11 @@ def train(watch):
 
 
 # %%
-# `share=0.1` (the default) would let measuring add a tenth to the time of training; this training takes
-# a second, so here every measurement is taken. `log=` takes a tracker, or any function.
+# `share=0.1` (the default) would let measuring add a tenth to the time of training; this training
+# takes a second, so here every measurement is taken. `log=` takes a tracker, or any function.
 names = ["hessian_trace", "rho_sum", "normalized_sharpness"]
 watched, monitor = train(
-    lambda model: fg.Monitor(
-        model, "cross_entropy", held_out, measures=names, every=23, share=None
-    )
+    lambda model: fg.Monitor(model, "cross_entropy", held_out, measures=names, every=23, share=None)
 )
 print(monitor.history.to_frame()[["loss", *names]].round(3).to_string())
 
@@ -56,6 +54,6 @@ print(monitor.history.layers("rho_sum").round(3).to_string())
 # %%
 # And without the monitor? The same weights, to the last bit.
 alone, _ = train(lambda model: None)
-same = all(torch.equal(a, b) for a, b in zip(watched.parameters(), alone.parameters()))
+same = all(torch.equal(a, b) for a, b in zip(watched.parameters(), alone.parameters(), strict=True))
 print("the same weights as without the monitor:", same)
 assert same

@@ -5,8 +5,9 @@ compared and listed like those that are built in.
 """
 
 # %%
-# An idea: how much does the loss rise when one parameter tensor is stretched or shrunk by ten percent?
-# The first sentence of the docstring is the definition; `invariant_to` is a claim, and will be tested.
+# An idea: how much does the loss rise when one parameter tensor is stretched or shrunk by ten
+# percent? The first sentence of the docstring is the definition; `invariant_to` is a claim, and
+# will be tested.
 import torch
 from torch import nn
 
@@ -50,14 +51,16 @@ print(report)
 print({name: round(value, 6) for name, value in report["stretch"].layers.items()})
 
 # %%
-# Is the claim true? Stretching a tensor is the same step however its units are scaled, so it should be.
+# Is the claim true? Stretching a tensor is the same step however its units are scaled, so it
+# should be.
 certificate = fg.certify(surface, measures=["stretch"], trials=2)
 print(certificate)
 assert certificate.passed
 
 
 # %%
-# And a claim that is wrong: the squared norm of all weights, said to be invariant to scales of layers.
+# And a claim that is wrong: the squared norm of all weights, said to be invariant to scales of
+# layers.
 @measure(
     symbol="‖θ‖²",
     paper="this page",
@@ -78,4 +81,5 @@ assert not refuted.passed
 
 # %%
 # To put it into flatgauge itself: its file in `src/flatgauge/measures/`, one import, its test.
-# `CONTRIBUTING.md` has the three steps; pages, command line and the contract's tests follow from them.
+# `CONTRIBUTING.md` has the three steps; pages, command line and the contract's tests follow from
+# them.

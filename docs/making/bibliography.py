@@ -6,7 +6,14 @@ import re
 from pathlib import Path
 
 _FILE = Path(__file__).parents[1] / "references.bib"
-_ACCENTS = {r"{\'n}": "ń", r"{\'z}": "ź", r"{\"o}": "ö", r"{\"u}": "ü", r"{\'e}": "é", r"{\'a}": "á"}
+_ACCENTS = {
+    r"{\'n}": "ń",
+    r"{\'z}": "ź",
+    r"{\"o}": "ö",
+    r"{\"u}": "ü",
+    r"{\'e}": "é",
+    r"{\'a}": "á",
+}
 
 
 def papers() -> dict[str, str]:

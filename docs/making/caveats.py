@@ -60,4 +60,8 @@ def _moving(item: Measure) -> str | None:
     moved = [group for group in GROUPS if group not in item.invariant_to]
     if not moved:
         return None
-    return "It makes no claim under " + ", ".join(f"*{group}* ({GROUPS[group]})" for group in moved) + "."
+    return (
+        "It makes no claim under "
+        + ", ".join(f"*{group}* ({GROUPS[group]})" for group in moved)
+        + "."
+    )

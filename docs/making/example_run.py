@@ -1,4 +1,4 @@
-"""All measures of one small network, as trained and rescaled: the numbers on the measures' pages."""
+"""All measures of one small network, as trained and rescaled: the numbers on their pages."""
 
 from __future__ import annotations
 

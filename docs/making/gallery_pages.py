@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -80,7 +81,7 @@ def shown(script: Path, work: Path) -> Shown:
 def _cells(source: str, script: Path) -> Iterator[tuple[str, str, CodeType]]:
     """Text, code to be shown, and code to be run, of every part; lines keep their numbers."""
     bounds = [0, *(found.end() for found in _CELL.finditer(source)), len(source)]
-    for start, end in zip(bounds, bounds[1:], strict=False):
+    for start, end in pairwise(bounds):
         body = _CELL.sub("", source[start:end])
         code = "\n" * source.count("\n", 0, start) + body
         compiled = compile(code, str(script), "exec")

@@ -27,7 +27,7 @@ def addresses() -> dict[str, str]:
 
 
 def linked(text: str, page: str, known: Mapping[str, str]) -> str:
-    """A page with links where it names what has a page of its own.
+    r"""A page with links where it names what has a page of its own.
 
     Args:
         text: Markdown.
@@ -40,8 +40,8 @@ def linked(text: str, page: str, known: Mapping[str, str]) -> str:
     Example:
         >>> linked("Take `rho_sum`.", "faq.md", {"rho_sum": "measures/rho_sum.md"})
         'Take [`rho_sum`](measures/rho_sum.md).'
-        >>> linked("```\\n`rho_sum`\\n```", "faq.md", {"rho_sum": "measures/rho_sum.md"})
-        '```\\n`rho_sum`\\n```'
+        >>> linked("```\n`rho_sum`\n```", "faq.md", {"rho_sum": "measures/rho_sum.md"})
+        '```\n`rho_sum`\n```'
     """
 
     def link(found: re.Match[str]) -> str:
@@ -56,9 +56,7 @@ def linked(text: str, page: str, known: Mapping[str, str]) -> str:
 
     def changed(part: str) -> str:
         lines = _OUTSIDE.sub(r"\1", part).split("\n")
-        return "\n".join(
-            line if line.startswith("#") else _CODE.sub(link, line) for line in lines
-        )
+        return "\n".join(line if line.startswith("#") else _CODE.sub(link, line) for line in lines)
 
     return outside_fences(changed)
 

@@ -12,7 +12,15 @@ from making.docstrings import markdown, parsed
 
 #: Packages with a page of their own, beside the names of `flatgauge` itself. The measures have
 #: their pages already.
-PACKAGES = ("estimators", "curvature", "symmetry", "geometry", "functionals", "networks", "statistics")
+PACKAGES = (
+    "estimators",
+    "curvature",
+    "symmetry",
+    "geometry",
+    "functionals",
+    "networks",
+    "statistics",
+)
 
 #: From this length on, a signature has one parameter in a line.
 _LINE = 88

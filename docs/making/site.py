@@ -20,7 +20,9 @@ THEME = Path(__file__).parent / "theme"
 #: Everything a broken page can be guilty of is an error.
 _VALIDATION = {
     "nav": dict.fromkeys(("omitted_files", "not_found", "absolute_links"), "warn"),
-    "links": dict.fromkeys(("not_found", "anchors", "absolute_links", "unrecognized_links"), "warn"),
+    "links": dict.fromkeys(
+        ("not_found", "anchors", "absolute_links", "unrecognized_links"), "warn"
+    ),
 }
 
 _PALETTE = [

@@ -84,7 +84,7 @@ def groups() -> str:
 
 
 def speed() -> str:
-    """What the main quantities cost here and with the best other tool, from the performance page."""
+    """What the main quantities cost here and with the best other tool, by the performance page."""
     measured: dict[tuple[str, str], dict[str, tuple[str, str]]] = {}
     for line in (ROOT / "docs/performance.md").read_text().splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
@@ -93,7 +93,9 @@ def speed() -> str:
             side = "ours" if tool == "flatgauge" else "best" if ratio == "1.00" else None
             if side:
                 measured.setdefault((what, workload), {})[side] = (cost, tool)
-    rows = [("in gradients", *(f"{name}: flatgauge | best other tool" for name in _WORKLOADS.values()))]
+    rows = [
+        ("in gradients", *(f"{name}: flatgauge | best other tool" for name in _WORKLOADS.values()))
+    ]
     for what, words in _QUANTITIES.items():
         row = [words]
         for workload in _WORKLOADS:
