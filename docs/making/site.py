@@ -109,7 +109,8 @@ def _settings(nav: list[Any], out: Path) -> dict[str, Any]:
         "plugins": ["material/search", "material/offline"],
         "markdown_extensions": [
             *("tables", "admonition", "attr_list", "md_in_html", "sane_lists"),
-            *("pymdownx.superfences", "pymdownx.highlight", "pymdownx.details"),
+            *("pymdownx.superfences", "pymdownx.details"),
+            {"pymdownx.highlight": {"pygments_lang_class": True}},
             *({"toc": {"permalink": True}}, Formulas.__module__),
         ],
     }
