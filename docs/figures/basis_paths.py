@@ -108,7 +108,8 @@ def draw(path: Path) -> fg.BasisPaths:
     own = [max(k for k, weight in enumerate(route) if weight not in free) for route in routes]
     inward = {weight for route, last in zip(routes, own, strict=True) for weight in route[:last]}
     plt.rcParams.update({"svg.hashsalt": "flatgauge", "font.family": "DejaVu Sans"})
-    figure, axes = plt.subplots(1, 4, figsize=(12, 3.4))
+    figure, grid = plt.subplots(2, 2, figsize=(8, 6.2))
+    axes = grid.flatten()
     net(axes[0], model)
     for weight in free:
         line(axes[0], weight, ORANGE, 3.2)

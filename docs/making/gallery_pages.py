@@ -59,7 +59,12 @@ def shown(script: Path, work: Path) -> Shown:
     docstring = ast.get_docstring(ast.parse(source)) or ""
     title, _, opening = docstring.partition("\n\n")
     page = Shown(title.rstrip("."), "")
-    parts = [f"# {page.title}", opening.strip(), f"[`{script.name}`]({script.name})"]
+    parts = [
+        "---\nhide: [toc]\n---",
+        f"# {page.title}",
+        opening.strip(),
+        f"[`{script.name}`]({script.name})",
+    ]
     space: dict[str, Any] = {"__name__": "__main__", "__file__": str(script)}
     with _apart(work):
         for text, code, compiled in _cells(source, script):
@@ -69,7 +74,7 @@ def shown(script: Path, work: Path) -> Shown:
                 exec(compiled, space)
             parts += [text, f"```python\n{code}\n```" if code else ""]
             output = told.getvalue().rstrip()
-            parts.append(f"```text\n{output}\n```" if output else "")
+            parts.append(f"``` {{ .text .output }}\n{output}\n```" if output else "")
             for picture in sorted(set(work.glob("*.png")) - known):
                 name = f"{script.stem}_{picture.name}"
                 page.pictures[name] = picture.read_bytes()

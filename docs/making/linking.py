@@ -75,6 +75,6 @@ def without_marks(text: str) -> str:
         '>>> f()'
     """
     text = re.sub(r"[ ]*# doctest: .*$", "", text, flags=re.MULTILINE)
-    text = text.replace("<BLANKLINE>", "")
+    text = text.replace("<BLANKLINE>", "").replace("```python\n>>>", "```pycon\n>>>")
     # Doctest wants an empty line before the fence that closes an example.
     return re.sub(r"\n\n```$", "\n```", text, flags=re.MULTILINE)

@@ -28,6 +28,8 @@ def overview() -> str:
     """All measures in a table, each with a link."""
     run = example_run()
     lines = [
+        "---\nhide: [toc]\n---",
+        "",
         "# All measures",
         "",
         f"{len(registry)} measures; lower is flatter, always. Every one of them can also be taken "

@@ -103,28 +103,37 @@ def _members(item: type) -> Iterator[tuple[str, Any]]:
 
 
 def _signature(name: str, item: Any) -> str:
-    """How it is called, in a fence."""
+    """How it is called, in a fence: in a line, or with one parameter in a line."""
     found = inspect.signature(item)
-    parameters = [p for p in found.parameters.values() if p.name != "self"]
-    short = f"{name}{found.replace(parameters=parameters)}"
-    if inspect.isclass(item):
-        short = short.removesuffix(" -> None")
-    if len(short) > _LINE and parameters:
-        short = _broken(name, found.replace(parameters=parameters))
+    parts: list[str] = []
+    for parameter in found.parameters.values():
+        if parameter.name == "self":
+            continue
+        keyword = parameter.kind is parameter.KEYWORD_ONLY
+        if keyword and not any(part.startswith("*") for part in parts):
+            parts.append("*")
+        parts.append(_parameter(parameter))
+    empty = inspect.isclass(item) or found.return_annotation in (found.empty, "None", None)
+    back = "" if empty else f" -> {_annotation(found.return_annotation)}"
+    short = f"{name}({', '.join(parts)}){back}"
+    if len(short) > _LINE:
+        short = "\n".join([f"{name}(", *(f"    {part}," for part in parts), f"){back}"])
     return f"```python\n{short}\n```"
 
 
-def _broken(name: str, signature: inspect.Signature) -> str:
-    """A signature with one parameter in a line."""
-    lines, star = [], False
-    for parameter in signature.parameters.values():
-        if parameter.kind is parameter.KEYWORD_ONLY and not star:
-            lines.append("    *,")
-        star |= parameter.kind in (parameter.KEYWORD_ONLY, parameter.VAR_POSITIONAL)
-        lines.append(f"    {parameter},")
-    empty = signature.return_annotation in (inspect.Signature.empty, "None", None)
-    back = "" if empty else f" -> {inspect.formatannotation(signature.return_annotation)}"
-    return "\n".join([f"{name}(", *lines, f"){back.replace(chr(39), '')}"])
+def _parameter(parameter: inspect.Parameter) -> str:
+    """A parameter as it is written in the source."""
+    star = {parameter.VAR_POSITIONAL: "*", parameter.VAR_KEYWORD: "**"}.get(parameter.kind, "")
+    typed = parameter.annotation is not parameter.empty
+    text = star + parameter.name + (f": {_annotation(parameter.annotation)}" if typed else "")
+    if parameter.default is parameter.empty:
+        return text
+    return f"{text} = {parameter.default!r}" if typed else f"{text}={parameter.default!r}"
+
+
+def _annotation(annotation: Any) -> str:
+    """A type, which most modules keep as text."""
+    return annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
 
 
 def _summary(item: Any) -> str:
