@@ -18,6 +18,14 @@ from making import tables
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 
+#: Blocks that need more than a page has, by their titles, and the test that runs the same calls.
+ELSEWHERE = {
+    "PyHessian": "test_coming_from.py",
+    "curvlinops": "test_coming_from.py",
+    "Lightning": "test_integrations.py",
+    "Hugging Face": "test_integrations.py",
+}
+
 _FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -38,10 +46,15 @@ def command_lines(path):
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
 def test_every_block_of_python_is_run(path):
     for kind, body in fences(path):
-        if kind.startswith("python") and "title=" not in kind:  # Titled: of another tool.
+        title = re.search(r'title="(.*?)"', kind)
+        if title:
+            runner = (ROOT / "tests" / ELSEWHERE[title[1]]).read_text()
+            for name in re.findall(r"^from (flatgauge\S*) import", body, re.MULTILINE):
+                assert name in runner, f"not run by {ELSEWHERE[title[1]]}:\n{body}"
+        elif kind.startswith("python"):
             assert body.startswith(">>> "), f"not run by doctest:\n{body}"
         else:
-            assert ">>>" not in body or kind == "python", f"an example without a language:\n{body}"
+            assert ">>>" not in body, f"an example without a language:\n{body}"
 
 
 @cache
