@@ -4,7 +4,7 @@
 # make bench  time everything beside peers, in gradients (see docs/performance.md); takes hours, and
 #             make bench BENCH=--quick minutes
 # make dist   build sdist and wheel, and use the wheel in a fresh environment
-# make docs   regenerate the pages made from the registry
+# make docs   make what is made from the registry and from runs, and the site: open site/index.html
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -59,6 +59,8 @@ dist: $(VENV)/.dev
 
 docs: $(VENV)/.dev
 	$(BIN)/flatgauge catalogue --markdown > docs/catalogue.md
+	$(BIN)/python docs/build.py --tables
+	$(BIN)/python docs/build.py
 
 clean:
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache

@@ -7,8 +7,14 @@ from html import escape
 
 #: Commands that are one symbol.
 SYMBOLS = {
+    "alpha": "α",
+    "beta": "β",
+    "gamma": "γ",
     "theta": "θ",
     "lambda": "λ",
+    "mu": "μ",
+    "phi": "φ",
+    "psi": "ψ",
     "varepsilon": "ε",
     "epsilon": "ϵ",
     "delta": "δ",
@@ -18,8 +24,12 @@ SYMBOLS = {
     "tau": "τ",
     "eta": "η",
     "xi": "ξ",
+    "Delta": "Δ",
     "Phi": "Φ",
+    "Psi": "Ψ",
     "Sigma": "Σ",
+    "infty": "∞",
+    "nabla": "∇",
     "ell": "ℓ",
     "partial": "∂",
     "top": "⊤",
@@ -29,6 +39,13 @@ SYMBOLS = {
 OPERATORS = {
     "le": "≤",
     "ge": "≥",
+    "ne": "≠",
+    "approx": "≈",
+    "pm": "±",
+    "to": "→",
+    "times": "×",
+    "dots": "…",
+    "mid": "|",
     "sim": "∼",
     "odot": "⊙",
     "cdot": "·",
@@ -47,14 +64,18 @@ _SIZES = ("left", "right", "big", "Big")
 
 _FENCES = "()[]|‖⟨⟩"
 
+#: Marks above a letter.
+_ACCENTS = {"tilde": "~", "hat": "^", "bar": "¯", "dot": "˙"}
+
 _TOKENS = re.compile(r"\\[a-zA-Z]+|\\.|\d+(?:\.\d+)?|\S")
 
 
-def mathml(latex: str) -> str | None:
+def mathml(latex: str, *, display: str = "block") -> str | None:
     r"""A formula as MathML.
 
     Args:
         latex: What stands in a docstring.
+        display: ``"block"`` for a line of its own, ``"inline"`` within one.
 
     Returns:
         A ``<math>`` element, None where a command is unknown or a bracket is missing.
@@ -69,7 +90,7 @@ def mathml(latex: str) -> str | None:
         parts = reader.sequence(end=None)
     except (LookupError, ValueError):
         return None
-    return f'<math display="block">{"".join(parts)}</math>'
+    return f'<math display="{display}">{"".join(parts)}</math>'
 
 
 def readable(latex: str) -> str:
@@ -162,12 +183,13 @@ class _Reader:
             return f'<mspace width="{SPACES[name]}"></mspace>'
         if name in _SIZES:
             return self._element()
-        if name == "frac":
+        if name in ("frac", "tfrac"):
             return f"<mfrac>{self._element()}{self._element()}</mfrac>"
         if name == "sqrt":
             return f"<msqrt>{self._element()}</msqrt>"
-        if name == "tilde":
-            return f'<mover accent="true">{self._element()}<mo stretchy="false">~</mo></mover>'
+        if name in _ACCENTS:
+            mark = f'<mo stretchy="false">{_ACCENTS[name]}</mo>'
+            return f'<mover accent="true">{self._element()}{mark}</mover>'
         if name == "mathbb":
             return {"E": "<mi>𝔼</mi>"}[self._words()]
         if name in ("operatorname", "mathrm", "text"):
