@@ -165,6 +165,21 @@ def test_measuring_keeps_to_its_share_whatever_it_costs():
     assert pace.elapsed == pytest.approx(2000 + pace.spent)
 
 
+def test_what_was_saved_up_is_not_spent_at_once():
+    """A first measurement that takes long, and others that do not: they come evenly."""
+    now, steps = [0.0], []
+    pace = Pace(0.1, clock=lambda: now[0])
+    for step in range(1000):
+        now[0] += 1.0
+        if pace.allows():
+            with pace.measuring():
+                now[0] += 10.0 if not steps else 1.0
+            steps.append(step)
+    gaps = np.diff(steps)
+    assert gaps[0] == 199  # The first step is free; two long ones take 200 steps to pay for.
+    assert set(gaps[1:]) == {10}
+
+
 def test_what_is_skipped_is_counted_and_told_once():
     monitor = fg.Monitor(small(), "cross_entropy", HELD_OUT, share=1e-6)
     with pytest.warns(UserWarning, match="skips measurements, first at step 1: one takes about"):

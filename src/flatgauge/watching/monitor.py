@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +13,8 @@ import torch
 from torch import Tensor, distributed, nn
 
 from flatgauge.asking import wanted_of
+from flatgauge.curvature.sweep import sweeper_of
+from flatgauge.curvature.taps import PARTS
 from flatgauge.isolation import preserved_randomness
 from flatgauge.measuring import report_of
 from flatgauge.precision import wide
@@ -27,8 +30,8 @@ from flatgauge.watching.trackers import as_log
 #: What is measured unless something else is asked for: one sweep has all of it.
 DEFAULT = ("hessian_trace", "kappa_trace_sum", "rho_sum")
 
-#: What a first measurement is guessed to take, in gradients.
-_GUESS = 30
+#: What a first measurement is guessed to take: seconds to read the model as a graph, and gradients.
+_READING, _GRADIENTS = 4.0, 30
 
 
 class Monitor:
@@ -118,6 +121,7 @@ class Monitor:
         self._wanted = wanted_of(DEFAULT if measures is None else measures)
         self._every, self._seed, self._strict = every, check_seed(seed), strict
         self._steps = self._epochs = self._skipped = 0
+        self._is_read = False
         self._warned: set[str] = set()
         self._pace = Pace(share)
         self._log = as_log(log)
@@ -131,7 +135,7 @@ class Monitor:
                 self.surface.value_and_gradient()
                 gradient = self._pace.elapsed - before
                 self.surface.release()
-        self._pace.expected = _GUESS * gradient
+        self._pace.expected = _READING + _GRADIENTS * gradient
 
     def __repr__(self) -> str:
         names = ", ".join(item.name for item, _ in self._wanted)
@@ -178,6 +182,7 @@ class Monitor:
         if self.surface is None or _is_elsewhere():
             return
         _wait(self.surface.device)
+        self._read(self.surface)
         with self._pace.measuring():
             row = self._row(self.surface, _number(loss))
             self.history.append(row)
@@ -201,6 +206,15 @@ class Monitor:
             f"{duration(self._pace.spent)} are spent. Take fewer `samples`, other `measures`, a "
             "larger `every` or `share`, or leave it so.",
         )
+
+    def _read(self, surface: LossSurface) -> None:
+        """Read the model as a graph, once: no measurement after the first takes as long."""
+        if self._is_read or not any(set(item.needs) & set(PARTS) for item, _ in self._wanted):
+            return
+        self._is_read = True
+        # What is wrong with the model is told where it is measured.
+        with self._pace.measuring(), preserved_randomness(surface.device), suppress(Exception):
+            sweeper_of(surface)
 
     def _row(self, surface: LossSurface, loss: float | None) -> Row:
         """Measure, come what may."""

@@ -13,7 +13,8 @@ class Pace:
     The training time is what passes outside of `measuring`. A measurement is expected to take as
     long as the last one did; before the first, as long as the caller guesses. It is allowed only
     if all measuring, that one included, then stays within the share of the training time so far,
-    so what one takes longer than expected is paid back before the next.
+    so what one takes longer than expected is paid back before the next; and only if the time since
+    the last one pays for it, so that what was saved up is not spent all at once.
 
     Args:
         share: Of the training time; None for no bound.
@@ -43,6 +44,7 @@ class Pace:
         self.spent = self.expected = 0.0
         self._clock = clock
         self._start = clock()
+        self._trained = 0.0  # until the last measurement
 
     @property
     def elapsed(self) -> float:
@@ -58,7 +60,11 @@ class Pace:
         """Whether one more measurement stays within the share."""
         if self.share is None:
             return True
-        return self.spent + self.expected <= self.share * self.training
+        since = self.training - self._trained
+        return (
+            self.spent + self.expected <= self.share * self.training
+            and self.expected <= self.share * since
+        )
 
     @contextmanager
     def measuring(self) -> Iterator[None]:
@@ -73,3 +79,4 @@ class Pace:
         finally:
             self.expected = self._clock() - before
             self.spent += self.expected
+            self._trained = self.training
