@@ -223,7 +223,6 @@ def three(place: str) -> dict[str, Any]:
 def two() -> dict[str, Any]:
     """All programs of a group of two."""
     return {
-        "smooth": smooth("all"),
         "wrapped": wrapped_models("all"),
         "sharded": sharded("all"),
         "leftovers": sharded_leftovers(),
