@@ -161,6 +161,9 @@ def failures() -> dict[str, str]:
     said: dict[str, str] = {}
     said["repeated"] = message(lambda: made(network(), (x[rank : rank + 5], y[rank : rank + 5])))
     said["claimed"] = message(lambda: made(network(), (x[rank:], y[rank:]), sharded=False))
+    short = TensorDataset(x[rank:], y[rank:])
+    said["lengths"] = message(lambda: made(network(), short, sharded=False))
+    said["kind"] = message(lambda: fg.LossSurface(network(), "mse", (x, y), processes=3))
     said["empty"] = message(lambda: made(network(), []))
     said["labels"] = message(lambda: made(network(), (x[rank::size], y[rank::size] + 2 * rank)))
     said["one argument"] = message(lambda: made(network(), (x, y), chunk=-1 if rank == 1 else None))
@@ -171,6 +174,8 @@ def failures() -> dict[str, str]:
 
     model = Failing(1)
     surface = made(model, (x, y))
+    alone = fg.LossSurface(network(), "cross_entropy", (x, y))
+    said["mixed"] = message(lambda: fg.compare({"a": surface, "b": alone}))
     value = surface.value()
     Failing.how = "raise"
     said["raised"] = message(lambda: surface.value(2 * surface.point))
@@ -223,7 +228,6 @@ def three(place: str) -> dict[str, Any]:
 def two() -> dict[str, Any]:
     """All programs of a group of two."""
     return {
-        "smooth": smooth("all"),
         "wrapped": wrapped_models("all"),
         "sharded": sharded("all"),
         "leftovers": sharded_leftovers(),
@@ -284,6 +288,7 @@ def sharded_leftovers() -> dict[str, Any]:
         lambda: fg.landscape(surface, space="weights", dims=1, points=3),
         lambda: fg.LossSurface(model, "cross_entropy", (x, y), processes="all", products="reverse"),
         lambda: fg.LossSurface(model, "cross_entropy", (x, y)),
+        lambda: fg.LossSurface(model, "mse", (x, x), processes="all", dtype=torch.float32),
     ]
     nn.functional.cross_entropy(model(x), y).backward()
     return {"left": all(left), "refused": [message(action) for action in refused]}

@@ -8,6 +8,7 @@ import pytest
 import rank_programs
 import torch
 from ranks import on_ranks
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import flatgauge as fg
 from flatgauge.group import processes_of
@@ -62,6 +63,9 @@ def test_every_sample_counts_once(three):
     [
         ("repeated", "ValueError: 8 samples are on more than one rank, but not all ranks have"),
         ("claimed", "ValueError: `sharded=False` says that the data are the same on every rank"),
+        ("lengths", "the ranks' data do not fit together: rank 0 a data set of 9, rank 1 a data"),
+        ("kind", "TypeError: `processes=3` must be None (this process alone), 'all'"),
+        ("mixed", "ValueError: the surfaces are measured by different processes"),
         ("empty", "ValueError: `data` is empty"),
         ("labels", "ValueError: labels run from 1 to 6, but the model has 3 outputs"),
         ("one argument", "rank 1 of 3 has left 'LossSurface' with ValueError: `chunk=-1` must"),
@@ -90,10 +94,9 @@ def test_a_rank_that_is_killed_is_named_and_leaves_whole_results(three):
 
 
 def test_two_ranks_give_the_numbers_of_one(two):
-    smooth, sharded = rank_programs.smooth(None), rank_programs.sharded(None)
+    sharded = rank_programs.sharded(None)
     plain = rank_programs.wrapped_models(None)["plain"]
     for found in two:
-        agree(found["smooth"], smooth)
         agree(found["sharded"], sharded, 1e-8)
         for name in ("plain", "ddp", "compiled"):
             agree(found["wrapped"][name], plain)
@@ -102,9 +105,11 @@ def test_two_ranks_give_the_numbers_of_one(two):
 def test_a_sharded_model_is_left_as_it_was_and_the_rest_is_refused(two):
     for found in two:
         assert found["leftovers"]["left"]
-        assert len(found["leftovers"]["refused"]) == 6
-        for text in found["leftovers"]["refused"]:
+        *refused, precision = found["leftovers"]["refused"]
+        assert len(refused) == 6
+        for text in refused:
             assert "the model is sharded by FSDP" in text
+        assert "measured as it is, in torch.float64, not in torch.float32" in precision
 
 
 def test_a_group_must_be_there():
@@ -113,3 +118,12 @@ def test_a_group_must_be_there():
     with pytest.raises(ValueError, match="none is initialised; call"):
         fg.LossSurface(model, "mse", data, processes="all")
     assert processes_of(None).size == 1
+
+
+def test_a_sampler_of_one_rank_is_told_without_a_group():
+    data = TensorDataset(*rank_programs.samples(5))
+    sampler = DistributedSampler(data, num_replicas=2, rank=1)
+    loader = DataLoader(data, batch_size=2, sampler=sampler)
+    surface = fg.LossSurface(rank_programs.network(), "cross_entropy", loader)
+    assert surface.samples == 3
+    assert any("gives the samples of rank 1 of 2 only" in note for note in surface.notes)

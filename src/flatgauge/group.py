@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
@@ -207,7 +206,7 @@ class Group(Processes):
 
 
 #: One for every group: its sockets are opened once.
-_GROUPS: weakref.WeakKeyDictionary[Any, Group] = weakref.WeakKeyDictionary()
+_GROUPS: dict[dist.ProcessGroup, Group] = {}
 
 
 def processes_of(processes: Any) -> Processes:
