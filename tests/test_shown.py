@@ -24,6 +24,8 @@ ELSEWHERE = {
     "curvlinops": "test_coming_from.py",
     "Lightning": "test_integrations.py",
     "Hugging Face": "test_integrations.py",
+    "Several processes": "test_processes.py",
+    "Ray": "studies/test_studies_on_ray.py",
 }
 
 _FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -49,8 +51,8 @@ def test_every_block_of_python_is_run(path):
         title = re.search(r'title="(.*?)"', kind)
         if title:
             runner = (ROOT / "tests" / ELSEWHERE[title[1]]).read_text()
-            for name in re.findall(r"^from (flatgauge\S*) import", body, re.MULTILINE):
-                assert name in runner, f"not run by {ELSEWHERE[title[1]]}:\n{body}"
+            for name in re.findall(r"^from flatgauge\S* import (\w+)", body, re.MULTILINE):
+                assert name in runner, f"`{name}` is not run by {ELSEWHERE[title[1]]}:\n{body}"
         elif kind.startswith("python"):
             assert body.startswith(">>> "), f"not run by doctest:\n{body}"
         else:

@@ -16,6 +16,15 @@ _FUNCTIONALS = {
     "size of the noise: compare models at one and the same.",
     "top eigenvalue of a block": "Blocks are taken one layer at a time; how layers act together "
     "is not seen.",
+    "trace of a block": "It is a sum over layers, so deeper networks have larger values: compare "
+    "networks of one architecture.",
+    "second derivative along the unit's own weights": "It is taken over all units of all layers, "
+    "so wider and deeper networks have larger values: compare networks of one architecture.",
+    "squared gradient of every sample": "It is made of first derivatives: where every sample is "
+    "fitted it goes to zero, whatever the curvature.",
+    "norm of the paths": "It says how large the function can become, nothing about the minimum.",
+    "ratio": "It says how uneven the paths are, nothing about the minimum; the smallest path "
+    "decides.",
 }
 
 #: By geometry, where it brings something along.

@@ -89,7 +89,7 @@ def _measured(item: Measure) -> str:
         "",
         "```pycon",
         f">>> name = {item.name!r}",
-        ">>> trained, rescaled = (fg.measure(surface, measures=[name])[name] for surface in both)",
+        ">>> trained, rescaled = (fg.measure(surface)[name] for surface in both)",
         ">>> print(trained)",
         str(before),
         ">>> print(rescaled)",
