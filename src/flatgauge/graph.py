@@ -333,8 +333,8 @@ def _export(
     """Export with the number of samples left open, where the model allows that."""
     if not hasattr(torch.export.Dim, "AUTO"):
         raise UnsupportedGraphError(
-            f"torch {torch.__version__} cannot export a model as a graph of whole operations; gauge, "
-            "certificate and everything exact need torch 2.6 or later."
+            f"torch {torch.__version__} cannot export a model as a graph of whole operations; "
+            "gauge, certificate and everything exact need torch 2.6 or later."
         )
     attempts: list[Any] = [torch.export.Dim("samples", min=2, max=2**20), torch.export.Dim.AUTO]
     for attempt in attempts if samples else [None]:
