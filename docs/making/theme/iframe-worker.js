@@ -10,8 +10,9 @@ if (location.protocol === "file:") {
       document.body.appendChild(frame);
       const inside = frame.contentWindow;
       this.inside = inside;
-      // What the worker posts arrives here instead of in its own window.
-      inside.postMessage = (data) => this.dispatchEvent(new MessageEvent("message", { data }));
+      // What the worker posts arrives here instead of in its own window; later, as from a worker.
+      inside.postMessage = (data) =>
+        setTimeout(() => this.dispatchEvent(new MessageEvent("message", { data })));
       const script = inside.document.createElement("script");
       script.src = url;
       script.onload = () => {
@@ -25,7 +26,9 @@ if (location.protocol === "file:") {
       this.waiting ? this.waiting.push(data) : this.deliver(data);
     }
     deliver(data) {
-      this.inside.dispatchEvent(new this.inside.MessageEvent("message", { data }));
+      setTimeout(() =>
+        this.inside.dispatchEvent(new this.inside.MessageEvent("message", { data })),
+      );
     }
     terminate() {
       this.inside.frameElement.remove();
