@@ -261,6 +261,8 @@ def sharded(processes: Any) -> dict[str, Any]:
     chosen: Any = {
         "riemannian_max_eigenvalue": {"max_matvecs": 3},
         "expected_sharpness": {"pairs": 2},
+        "epsilon_sharpness": {},
+        "adaptive_sharpness": {},
     }
     found |= numbers(fg.measure(surface, measures=chosen))
     return found
