@@ -260,7 +260,7 @@ def size(surface):
     return Estimate(float(surface.point.norm()), exact=True)
 """
     )
-    options = ("--data", "digits", "--limit", "20", "--trials", "1")
+    options = ("--data", "digits", "--limit", "8", "--trials", "1")
     done = flatgauge("certify", certifiable, *options)
     assert done.returncode == 1
     told = r"FAILED: 1 of \d+ claims do not hold: size under nodewise"

@@ -49,7 +49,7 @@ ALIKE = {
     *("vgg11", "squeezeresnet_v1_1", "darknet_tiny", "diracnet18v2", "densenet22_k12_cifar10"),
     *("resnet10", "resnext20_16x4d_cifar10", "wrn16_2_cifar10", "preresnetbc14b", "bam_resnet18"),
     *("pyramidnet20_a48_cifar10", "dpn", "mobilenet_wd4", "shufflenetv2_wd2", "regnety002"),
-    *("hf_resnet", "albert"),
+    *("hf_resnet", "albert", "hrnet_w18_small_v1", "bninception", "sqnxt", "vovnet27s"),
 }
 CHOSEN = [name for name in WILD if os.environ.get("FLATGAUGE_LONG") or name not in ALIKE]
 
