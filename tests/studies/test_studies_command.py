@@ -69,6 +69,8 @@ def test_ctrl_c_says_what_is_kept_and_nothing_else(workers: int, tmp_path: Path)
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,  # A terminal interrupts all processes of a command.
+        # A shell that starts tests in the background has them ignore it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     locks = tmp_path / "in here" / "f1" / "locks"
     while process.poll() is None and not (locks.exists() and list(locks.iterdir())):
@@ -84,7 +86,13 @@ def test_ctrl_c_says_what_is_kept_and_nothing_else(workers: int, tmp_path: Path)
 def test_interrupted_and_resumed(tmp_path: Path) -> None:
     words = ["rescaling", "--only", "f1", "--out", "here", "--workers", "1"]
     process = subprocess.Popen(
-        [*COMMAND, *words], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*COMMAND, *words],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell that starts tests in the background has them ignore it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     rows = tmp_path / "here" / "f1" / "rows"
     while process.poll() is None and not list(rows.glob("*.json")):
