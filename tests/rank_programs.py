@@ -290,6 +290,7 @@ def sharded_leftovers() -> dict[str, Any]:
         lambda: fg.landscape(surface, space="weights", dims=1, points=3),
         lambda: fg.LossSurface(model, "cross_entropy", (x, y), processes="all", products="reverse"),
         lambda: fg.LossSurface(model, "cross_entropy", (x, y)),
+        lambda: fg.LossSurface(model, "cross_entropy", (x, y), processes="all", compile=True),
         lambda: fg.LossSurface(model, "mse", (x, x), processes="all", dtype=torch.float32),
     ]
     nn.functional.cross_entropy(model(x), y).backward()

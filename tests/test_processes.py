@@ -106,7 +106,7 @@ def test_a_sharded_model_is_left_as_it_was_and_the_rest_is_refused(two):
     for found in two:
         assert found["leftovers"]["left"]
         *refused, precision = found["leftovers"]["refused"]
-        assert len(refused) == 6
+        assert len(refused) == 7
         for text in refused:
             assert "the model is sharded by FSDP" in text
         assert "measured as it is, in torch.float64, not in torch.float32" in precision

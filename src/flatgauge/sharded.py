@@ -49,6 +49,10 @@ def subject_of(
             "the model is sharded by FSDP: no process can run it alone. Make the surface on all "
             "ranks, with `processes='all'`."
         )
+    if compiles:
+        raise ValueError(
+            "the model is sharded by FSDP and is called as it is; leave `compile=True` out."
+        )
     return ShardedSubject(module, dtype, processes)
 
 
