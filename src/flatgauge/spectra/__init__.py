@@ -2,6 +2,6 @@
 
 from flatgauge.spectra.computing import spectrum
 from flatgauge.spectra.overlay import Spectra
-from flatgauge.spectra.spectrum import Spectrum
+from flatgauge.spectra.single import Spectrum
 
 __all__ = ["Spectra", "Spectrum", "spectrum"]

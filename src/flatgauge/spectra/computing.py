@@ -18,7 +18,7 @@ from flatgauge.progress import Progress, shown
 from flatgauge.randomness import check_seed
 from flatgauge.report import facts_of
 from flatgauge.spectra.overlay import Spectra
-from flatgauge.spectra.spectrum import Spectrum
+from flatgauge.spectra.single import Spectrum
 from flatgauge.surface import LossSurface
 
 #: Bound on a top eigenvalue's error, relative to its size, and most products to spend.

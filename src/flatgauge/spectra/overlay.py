@@ -11,7 +11,7 @@ from flatgauge.drawing.spectra import Line
 from flatgauge.estimators.log_density import log_grid
 from flatgauge.report.json_text import json_text
 from flatgauge.signed_log import SignedLog
-from flatgauge.spectra.spectrum import WIDTH, Spectrum
+from flatgauge.spectra.single import WIDTH, Spectrum
 from flatgauge.spectra.text import CAPTION, summary, title_of
 
 if TYPE_CHECKING:

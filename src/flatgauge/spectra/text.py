@@ -10,7 +10,7 @@ from flatgauge.estimators.estimate import with_error
 from flatgauge.report.table import aligned, duration, header
 
 if TYPE_CHECKING:
-    from flatgauge.spectra.spectrum import Spectrum
+    from flatgauge.spectra.single import Spectrum
 
 #: What a geometry makes of the Hessian, in words.
 _WORDS = {
