@@ -16,6 +16,7 @@ ROOT = Path(flatgauge.__file__).parent
 LAYERS = [
     ["code_names"],
     ["compiled"],
+    ["silent_units"],
     [
         "arguments",
         "nested",

@@ -19,11 +19,16 @@ from torch.autograd import forward_ad
 from torch.autograd.function import Function
 from torch.overrides import TorchFunctionMode
 
+from flatgauge import silent_units
+
 #: Tells whether tensors saved for backward are put by in another way (newer torch only).
 _HOOKS = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
 
 #: The convolutions, and how many spatial axes they have.
 _SPACES = {torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
+
+#: The names under which a ReLU is called.
+_RECTIFIERS = {F.relu, F.relu_, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_}
 
 
 class _Shape(NamedTuple):
@@ -121,6 +126,10 @@ class CheapTwice(TorchFunctionMode):
             return _convolved(func, *args, **kwargs)
         if func is F.batch_norm:
             return _normalised(*args, **kwargs)
+        if func is F.linear:
+            return _mapped(*args, **kwargs)
+        if func in _RECTIFIERS:
+            return silent_units.rectified(func, *args, **kwargs)
         return func(*args, **kwargs)
 
 
@@ -166,6 +175,13 @@ def _each(given: Any, space: int) -> list[int]:
     """One number for every spatial axis."""
     numbers = [given] if isinstance(given, int) else list(given)
     return numbers * space if len(numbers) == 1 else numbers
+
+
+def _mapped(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """A linear map, of the units that are not silent."""
+    if input.dim() < 2 or weight.dim() != 2 or not _plain(input, weight, bias):
+        return F.linear(input, weight, bias)
+    return silent_units.linear(input, weight, bias)
 
 
 def _normalised(

@@ -292,13 +292,12 @@ def _swept(
     def sweep() -> int:
         left_out = 0
         for chunk in passes:
-            for column in chunk.columns:
-                chunk.pass_back(column)
+            chunk.pass_back(chunk.columns)
             if columns is not None:
                 columns.add(chunk)
             parts, mixtures = collect(chunk.taps), []
             for column in chunk.mixtures:
-                chunk.pass_back(column)
+                chunk.pass_back([column])
                 mixtures.append(collect(chunk.taps))
             for name, found in parts.items():
                 tallies[name].add(found, [mixture[name] for mixture in mixtures], chunk.shares)

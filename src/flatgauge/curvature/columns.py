@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from torch import Tensor
 
 from flatgauge.curvature.factors import Kept, LayerBlock, keeps_gradients
-from flatgauge.curvature.layer_taps import LayerTap
 from flatgauge.curvature.summary import rows_of
 from flatgauge.curvature.sweep import MOST_COLUMNS, Pass, Sweeper
 
@@ -30,8 +29,9 @@ class Columns:
     def add(self, chunk: Pass) -> None:
         """Keep what a chunk's taps have heard."""
         for tap in chunk.taps:
-            if isinstance(tap, LayerTap) and tap.keeper and tap.layer.name in self._kept:
-                self._kept[tap.layer.name].append(tap.keeper.kept())
+            for name, kept in tap.kept().items():
+                if name in self._kept:
+                    self._kept[name].append(kept)
         self._counts.append(chunk.shares)
 
     def blocks(self, sweeper: Sweeper) -> Iterator[tuple[str, LayerBlock]]:
@@ -62,8 +62,7 @@ def columns_of(sweeper: Sweeper, names: Sequence[str]) -> Columns:
 
     def keep() -> None:
         for chunk in passes:
-            for column in chunk.columns:
-                chunk.pass_back(column)
+            chunk.pass_back(chunk.columns)
             columns.add(chunk)
 
     sweeper.surface.processes.attempt("columns", keep)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -12,6 +12,7 @@ from flatgauge.curvature.sample_gradients import SampleGradients
 from flatgauge.curvature.summary import as_shares, rows_of
 from flatgauge.curvature.taps import Chunk
 from flatgauge.layers import Layer
+from flatgauge.silent_units import Choice
 from flatgauge.surface import LossSurface
 
 
@@ -28,32 +29,54 @@ class KeptColumns:
 
     def __init__(self, chunk: Chunk, layer: Layer, weight: Tensor) -> None:
         self._chunk, self._layer, self._weight = chunk, layer, weight
-        self._columns: list[Tensor] = []
-        self._factors: list[Tensor] = []
+        self._columns: list[Tensor] = []  # (n, c, folds, ...)
+        self._factors: list[Tensor] = []  # (n, c)
 
-    def open(self, inputs: Tensor, outputs: Tensor) -> None:
-        """Take what goes in and what comes out, without bias (n, folds, ...)."""
-        self._inputs, self._outputs = inputs, outputs
+    def open(self, inputs: Tensor, outputs: Tensor, choice: Choice | None = None) -> None:
+        """Take what goes in and what comes out, without bias.
+
+        Args:
+            inputs: What goes in (n, folds, ...).
+            outputs: What comes out (n, folds, ...).
+            choice: Which units of a linear layer these are, where some are left out.
+        """
+        self._inputs, self._outputs, self._choice = inputs, outputs, choice or Choice()
 
     def hear(self, column: Tensor) -> None:
         """Keep a column at the output (n, folds, ...)."""
-        self._columns.append(column)
         factor = self._chunk.factor
-        self._factors.append(column.new_ones(len(column)) if factor is None else factor)
+        factor = column.new_ones(len(column)) if factor is None else factor
+        self._columns.append(column[:, None])
+        self._factors.append(factor[:, None])
+
+    def put(self, columns: Tensor, samples: slice, factors: Tensor | None) -> None:
+        """Keep several columns of some samples; blocks of samples come one after the other.
+
+        Args:
+            columns: The columns (samples, c, folds, ...).
+            samples: Which samples.
+            factors: The weights of the columns for all samples (c, n); None if all are one.
+        """
+        if samples.start == 0:
+            count, (_, many, *shape) = len(self._outputs), columns.shape
+            self._columns.append(columns.new_empty(count, many, *shape))
+            ones = columns.new_ones(count, many)
+            self._factors.append(ones if factors is None else factors.T)
+        self._columns[-1][samples] = columns
 
     def kept(self) -> Kept:
         """What was kept of this chunk."""
         if not self._columns:  # The output does not depend on the layer here.
-            self._columns.append(torch.zeros_like(self._outputs))
-            self._factors.append(self._outputs.new_zeros(len(self._outputs)))
-        columns = torch.stack(self._columns, dim=1)  # (n, c, folds, ...)
-        factors = torch.stack(self._factors, dim=1)
+            self._columns.append(torch.zeros_like(self._outputs)[:, None])
+            self._factors.append(self._outputs.new_zeros(len(self._outputs), 1))
+        columns = torch.cat(self._columns, dim=1)  # (n, c, folds, ...)
+        factors = torch.cat(self._factors, dim=1)
         if keeps_gradients(self._layer, self._outputs[0].numel()):
             gradients = SampleGradients(self._chunk, self._layer, self._weight)
             gradients.see(self._inputs)
             found = gradients.by(columns).transpose(1, 2)  # (n, c, groups, ...)
             return Kept(None, self._layer.original(found).flatten(2), factors)
-        return Kept(self._inputs, columns, factors)
+        return Kept(self._inputs, columns, factors, self._choice)
 
 
 @dataclass(frozen=True)
@@ -64,11 +87,13 @@ class Kept:
         inputs: The layer's inputs (n, folds, ...); None if gradients are kept.
         columns: Columns at its output (n, c, folds, ...), or gradients (n, c, weights).
         factors: The columns' weights (n, c).
+        choice: Which units of a linear layer these are, where some are left out.
     """
 
     inputs: Tensor | None
     columns: Tensor
     factors: Tensor
+    choice: Choice = field(default_factory=Choice)
 
 
 def keeps_gradients(layer: Layer, outputs: int) -> bool:
@@ -139,7 +164,8 @@ class LayerBlock(Operator):
         """Every column's derivative along a vector (n, c)."""
         if kept.inputs is None:
             return (kept.columns.flatten(0, 1) @ vector).view_as(kept.factors)
-        images = self._layer.contract(kept.inputs.flatten(0, 1), vector.view(self._layer.shape))
+        weight = self._taken(kept, vector)
+        images = self._layer.contract(kept.inputs.flatten(0, 1), weight)
         rows = images.reshape(len(kept.factors), -1, 1)
         return (kept.columns.flatten(2) @ rows)[..., 0]
 
@@ -147,14 +173,22 @@ class LayerBlock(Operator):
         """Run the layer with the vector as its weight, and differentiate by it."""
         assert kept.inputs is not None
         with torch.enable_grad():
-            weight = vector.view(self._layer.shape).detach().requires_grad_()
+            weight = self._taken(kept, vector).detach().requires_grad_()
             images = self._layer.contract(kept.inputs.flatten(0, 1), weight)
         rows = images.detach().reshape(len(kept.factors), -1, 1)
         columns = kept.columns.flatten(2)
         forms = (columns @ rows)[..., 0] * kept.factors
         mixed = (forms[:, None] @ columns).reshape(images.shape)
         (found,) = torch.autograd.grad(images, weight, mixed)
-        return found.flatten()
+        return self._turned(kept.choice).spread(found, self._layer.shape).flatten()
+
+    def _taken(self, kept: Kept, vector: Tensor) -> Tensor:
+        """A vector as a weight, of the units that were kept."""
+        return self._turned(kept.choice).taken(vector.view(self._layer.shape))
+
+    def _turned(self, choice: Choice) -> Choice:
+        """Output and input units, as rows and columns of the parameter."""
+        return choice if self._layer.out_axis == 0 else Choice(choice.columns, choice.rows)
 
 
 class SubBlock(Operator):

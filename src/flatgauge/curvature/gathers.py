@@ -11,13 +11,10 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor
 
-from flatgauge.curvature.relative import Relative, inverse
+from flatgauge.curvature.relative import Relative
 from flatgauge.curvature.sample_gradients import SampleGradients
 from flatgauge.curvature.taps import Chunk, Parts
 from flatgauge.layers import Layer
-
-#: The parts for which columns are heard at the layer's input.
-_OF_INPUTS = frozenset({"outgoing", "relative", "normalized"})
 
 #: The parts for which every sample's gradient is computed.
 _OF_GRADIENTS = frozenset({"trace", "diagonal", "own", "relative", "normalized"})
@@ -64,74 +61,6 @@ class Gather(ABC):
     def size(self) -> Tensor | None:
         """The diagonal if no columns had cancelled; None where none are signed."""
         return None
-
-
-class Rows(Gather):
-    """Linear layers with one position per sample: s² and (Wᵀs)² first, products at the end."""
-
-    def __init__(self, chunk: Chunk, layer: Layer, weight: Tensor, activations: int) -> None:
-        super().__init__(chunk, layer, weight, activations)
-        self.reads_back = bool(_OF_INPUTS & chunk.wanted)
-        self.s2: Tensor | None = None  # Σ λ s², of the columns since the last time
-        self._t2: Tensor | None = None  # Σ λ (Wᵀs)²
-        self._all_s2: Tensor | None = None
-        self._weight = layer.canonical(weight)[0, :, :, 0]
-        self._size: Tensor | None = None  # Σ |λ| s², where columns are signed
-
-    def open(self, inputs: Tensor, outputs: Tensor) -> None:
-        """Keep a² and Wa."""
-        inputs = inputs.reshape(self.chunk.samples, -1)
-        self._squares = inputs * inputs  # (n, in)
-        self._outputs = outputs.reshape(self.chunk.samples, -1)  # (n, out)
-
-    def hear(self, column: Tensor) -> None:
-        """Add λ s²."""
-        column, factor = column.reshape(self._outputs.shape), self.chunk.factor
-        self.s2 = self.chunk.squared(column, self.s2, factor)
-        size = self.chunk.size(factor)
-        if size is not None:
-            self._size = self.chunk.squared(column, self._size, size)
-
-    def hear_back(self, column: Tensor) -> None:
-        """Add λ (Wᵀs)²."""
-        self._t2 = self.chunk.squared(
-            column.reshape(self._squares.shape), self._t2, self.chunk.factor
-        )
-
-    def take(self) -> Parts:
-        """‖a‖² Σs², s² W² a², s² (Wa)², a² (Wᵀs)² and ‖a‖² Σ(Wᵀs)², also for a/σ and σWᵀs."""
-        wanted, parts = self.chunk.wanted, Parts()
-        s2 = torch.zeros_like(self._outputs) if self.s2 is None else self.s2
-        norms = self._squares.sum(1)
-        if "trace" in wanted:
-            parts.trace = norms * s2.sum(1)
-        if "own" in wanted:
-            parts.own = (s2 @ self._weight.square()).mul_(self._squares).sum(1)
-        if "incoming" in wanted:
-            parts.incoming = (s2 * self._outputs).mul_(self._outputs)
-        if _OF_INPUTS & wanted:
-            t2 = torch.zeros_like(self._squares) if self._t2 is None else self._t2
-            if "relative" in wanted:
-                parts.relative = norms * t2.sum(1)
-            if self.scales is not None:
-                squares = self.scales.square()
-                parts.normalized = (self._squares @ inverse(squares)) * (t2 @ squares)
-            if "outgoing" in wanted:
-                parts.outgoing = t2.mul_(self._squares)
-        if "diagonal" in wanted:
-            self._all_s2 = s2 if self._all_s2 is None else self._all_s2.add_(s2)
-        self.s2 = self._t2 = None
-        return parts
-
-    def diagonal(self) -> Tensor | None:
-        """(Σ s²)ᵀ a²."""
-        if self._all_s2 is None:
-            return None
-        return (self._all_s2.T @ self._squares)[None, :, :, None]
-
-    def size(self) -> Tensor | None:
-        """(Σ |λ| s²)ᵀ a²."""
-        return None if self._size is None else (self._size.T @ self._squares)[None, :, :, None]
 
 
 class Positions(Gather):

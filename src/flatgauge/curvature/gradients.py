@@ -66,8 +66,7 @@ def _swept(sweeper: Sweeper, names: list[str]) -> Found:
     for chunk in sweeper.passes(
         frozenset(names), frozenset({"own"}), all_columns=True, generator=None, gradients=True
     ):
-        for column in chunk.columns:
-            chunk.pass_back(column)
+        chunk.pass_back(chunk.columns)
         kept = chunk.shares != 0
         counts.append(chunk.shares[kept])
         parts = collect(chunk.taps)

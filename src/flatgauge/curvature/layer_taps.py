@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
-from flatgauge.curvature.factors import KeptColumns
-from flatgauge.curvature.gathers import Gather, Rows
+from flatgauge.curvature.factors import Kept, KeptColumns
+from flatgauge.curvature.gathers import Gather
+from flatgauge.curvature.rows import Rows
 from flatgauge.curvature.taps import Chunk, Parts, Tap, VectorGather
 from flatgauge.graph import SampleAxis
 from flatgauge.layers import Layer
@@ -54,7 +56,7 @@ class LayerTap(Tap):
         output = self.node.target(*given, **keywords)  # type: ignore[operator]
         if self.gather is not None or self.keeper is not None:
             inputs = self._input_axis.first(activation.detach(), self.chunk.samples)
-            outputs = self.first(output.detach() - self.added(given))
+            outputs = self.first(output.detach() - added_by(self.layer, given))
             if self.gather is not None:
                 self.gather.open(inputs, outputs)
             if self.keeper is not None:
@@ -81,17 +83,9 @@ class LayerTap(Tap):
         size = None if self.gather is None else self.gather.size()
         return {} if size is None else {self.layer.name: self.layer.original(size)}
 
-    def added(self, given: list[Any]) -> Tensor | float:
-        """What the op adds to the contraction."""
-        names = list(arguments_of(self.node))
-        role = "self" if op_name(self.node) == "addmm" else "bias"
-        place = names.index(role) if role in names else len(given)
-        if place >= len(given) or given[place] is None:
-            return 0.0
-        added: Tensor = given[place].detach()
-        if self.layer.kind != "linear":
-            added = added.reshape(-1, *(1,) * len(self.layer.stride))
-        return added
+    def kept(self) -> dict[str, Kept]:
+        """The columns that were kept."""
+        return {} if self.keeper is None else {self.layer.name: self.keeper.kept()}
 
     def hear(self, column: Tensor) -> None:
         """A column (n, positions, ...) at the layer's output."""
@@ -107,3 +101,24 @@ class LayerTap(Tap):
         """The same column, passed on to the layer's input."""
         if self.gather is not None:
             self.gather.hear_back(self._input_axis.first(column, self.chunk.samples))
+
+
+def added_by(layer: Layer, given: Sequence[Any]) -> Tensor | float:
+    """What the op of a layer adds to the contraction.
+
+    Args:
+        layer: The layer.
+        given: The op's arguments.
+
+    Returns:
+        The bias, to be added to the output; zero if there is none.
+    """
+    names = list(arguments_of(layer.node))
+    role = "self" if op_name(layer.node) == "addmm" else "bias"
+    place = names.index(role) if role in names else len(given)
+    if place >= len(given) or given[place] is None:
+        return 0.0
+    added: Tensor = given[place].detach()
+    if layer.kind != "linear":
+        added = added.reshape(-1, *(1,) * len(layer.stride))
+    return added

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +11,7 @@ from torch import Tensor, fx
 
 from flatgauge.curvature.degree import linearity
 from flatgauge.curvature.factors import KeptColumns
-from flatgauge.curvature.gathers import Gather, Positions, Rows
+from flatgauge.curvature.gathers import Gather, Positions
 from flatgauge.curvature.layer_taps import LayerTap
 from flatgauge.curvature.parameter_taps import (
     BATCH_NORMS,
@@ -22,8 +22,10 @@ from flatgauge.curvature.parameter_taps import (
     link,
 )
 from flatgauge.curvature.pooled_taps import PooledTap, gains, pooling_behind
+from flatgauge.curvature.rows import Rows
 from flatgauge.curvature.sample_gradients import columns_together
-from flatgauge.curvature.taps import Chunk, Tap
+from flatgauge.curvature.tail import TOGETHER, Link, Tail
+from flatgauge.curvature.taps import Chunk, Tap, VectorGather
 from flatgauge.graph import ModelGraph, SampleAxis
 from flatgauge.layers import Layer, find_layers
 from flatgauge.nodes import arguments_of, op_name, shape_of
@@ -116,7 +118,77 @@ class Plan:
         for name, site in self.sites.items():
             if name in names:
                 read.setdefault(site.node, {})[name] = site
-        return [self._tap(chunk, values, node, sites) for node, sites in read.items()]
+        last, relus = self._last_layers(read)
+        taps = [
+            self._tap(chunk, values, node, sites)
+            for node, sites in read.items()
+            if node not in [layer.node for layer in last]
+        ]
+        return [*taps, self._tail(chunk, values, last, relus, names)] if last else taps
+
+    def _last_layers(
+        self, read: Mapping[fx.Node, Mapping[str, Site]]
+    ) -> tuple[list[Layer], list[fx.Node]]:
+        """The perceptron at the end: its layers that are read, and the ReLUs between them."""
+        known = {
+            layer.node: layer
+            for name, layer in self.layers.items()
+            if name in read.get(layer.node, ()) and self._maps_rows(layer)
+        }
+        layers: list[Layer] = []
+        relus: list[fx.Node] = []
+        node: fx.Node | None = self.logits
+        while node in known:
+            layers.insert(0, known[node])
+            relu = layers[0].input
+            node = relu.all_input_nodes[0] if op_name(relu) == "relu" else None
+            if node in known and len(relu.users) == len(node.users) == 1:
+                relus.insert(0, relu)
+            else:
+                node = None
+        return (layers, relus) if relus else ([], [])
+
+    def _tail(
+        self,
+        chunk: Chunk,
+        values: Mapping[str, Tensor],
+        layers: Sequence[Layer],
+        relus: Sequence[fx.Node],
+        names: frozenset[str],
+    ) -> Tail:
+        """What stands in for the perceptron at the end."""
+        links: list[Link] = []
+        for layer in layers:
+            weight, bias = values[layer.name], layer.bias
+            gather, keeper = self._gathers(chunk, layer, weight)
+            assert gather is None or isinstance(gather, Rows)  # See `_maps_rows`.
+            biases = None
+            if bias in names and bias in self.sites:
+                biases = VectorGather(chunk, bias, values[bias])
+            before = links[-1] if links else None
+            links.append(Link(chunk, layer, weight, biases, gather, keeper, before))
+        return Tail(chunk, self._axis(layers[-1].node), links, relus)
+
+    def _maps_rows(self, layer: Layer) -> bool:
+        """Whether a layer maps one row per sample, and adds no more than a bias."""
+        if layer.kind != "linear" or self._many_positions(layer) or len(shape_of(layer.node)) != 2:
+            return False
+        given = arguments_of(layer.node)
+        added = given.get("self" if op_name(layer.node) == "addmm" else "bias")
+        return added is None or shape_of(added) == (layer.shape[layer.out_axis],)
+
+    def _gathers(
+        self, chunk: Chunk, layer: Layer, weight: Tensor
+    ) -> tuple[Gather | None, KeptColumns | None]:
+        """What gathers a layer's curvature, and what keeps its columns, as far as is wanted."""
+        gather = keeper = None
+        if chunk.wanted - {"columns"}:
+            kind = Positions if self._many_positions(layer) else Rows
+            activations = self.numbers(layer.input) + self.numbers(layer.node)
+            gather = kind(chunk, layer, weight, activations)
+        if "columns" in chunk.wanted:
+            keeper = KeptColumns(chunk, layer, weight)
+        return gather, keeper
 
     def _tap(
         self, chunk: Chunk, values: Mapping[str, Tensor], node: fx.Node, sites: dict[str, Site]
@@ -127,12 +199,9 @@ class Plan:
             layer = next(layer for layer in self.layers.values() if layer.node is node)
             axes = self._axis(layer.input), self._axis(node)
             bias = values[layer.bias] if layer.bias in sites else None
-            gathered = layer.name in sites
             gather = keeper = None
-            if gathered and chunk.wanted - {"columns"}:
-                gather = self._gather(chunk, layer, values[layer.name])
-            if gathered and "columns" in chunk.wanted:
-                keeper = KeptColumns(chunk, layer, values[layer.name])
+            if layer.name in sites:
+                gather, keeper = self._gathers(chunk, layer, values[layer.name])
             pool = pooling_behind(layer)
             if pool is not None and keeper is None and isinstance(gather, Positions):
                 channels, area = layer.shape[0], self.numbers(node) / self.numbers(pool)
@@ -170,6 +239,8 @@ class Plan:
             inputs, outputs = self.numbers(layer.input), self.numbers(layer.node)
             weights = math.prod(layer.shape)
             numbers += (3 + min(columns, 64)) * outputs + 3 * inputs
+            if layer.kind == "linear":
+                transient = max(transient, min(columns, TOGETHER) * inputs)
             if self._many_positions(layer):
                 together = columns_together(layer)
                 taps = math.prod(layer.shape[2:]) if layer.kind != "linear" else 1
@@ -195,11 +266,6 @@ class Plan:
         axis = self.graph.sample_axis(node)
         assert axis is not None  # Else the parameter would not be in `exact`.
         return axis
-
-    def _gather(self, chunk: Chunk, layer: Layer, weight: Tensor) -> Gather:
-        """What gathers a layer's curvature."""
-        kind = Positions if self._many_positions(layer) else Rows
-        return kind(chunk, layer, weight, self.numbers(layer.input) + self.numbers(layer.node))
 
     def _many_positions(self, layer: Layer) -> bool:
         """Whether a layer is applied more than once to every sample."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, fx
 
 from flatgauge.curvature.gathers import Positions
-from flatgauge.curvature.layer_taps import LayerTap
+from flatgauge.curvature.layer_taps import LayerTap, added_by
 from flatgauge.curvature.taps import Chunk
 from flatgauge.graph import Handler, SampleAxis
 from flatgauge.layers import Layer
@@ -96,7 +96,7 @@ class PooledTap(LayerTap):
         if activation.requires_grad or len(activation) != self.chunk.samples:
             return super().__call__(*arguments, **keywords)
         output: Tensor = self.node.target(*arguments, **keywords)  # type: ignore[operator]
-        self._opened = activation[:, None], (output - self.added(list(arguments)))[:, None]
+        self._opened = activation[:, None], (output - added_by(self.layer, arguments))[:, None]
         return output
 
     def _pooled(self, *arguments: Any, **keywords: Any) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,14 +60,15 @@ class Pass:
     _chunk: Chunk
     _logits: list[Tensor]
 
-    def pass_back(self, column: Column) -> None:
-        """Pass one column back through the model; the taps hear it."""
-        self._chunk.pass_back(self._logits[0], column)
+    def pass_back(self, columns: Iterable[Column]) -> None:
+        """Pass columns back through the model; the taps hear them."""
+        self._chunk.pass_back(self._logits[0], columns)
 
     def let_go(self) -> None:
         """Free the graph now: it and its taps hold each other, and who looped holds the pass."""
         self._logits.clear()
         self._chunk.leaves.clear()
+        self._chunk.tail = None
         self.taps.clear()
 
 
@@ -335,8 +336,10 @@ class Sweeper:
             each = [count(batch) / batch.samples] * batch.samples
             return torch.tensor(each, dtype=torch.float64, device=self.surface.device)
         # Samples with the same labels have the same share.
-        rows = batch.target.flatten(1) if batch.target.dim() > 1 else batch.target[:, None]
-        _, kinds = torch.unique(rows, dim=0, return_inverse=True)
+        if batch.target.dim() == 1:
+            kinds = torch.unique(batch.target, return_inverse=True)[1]
+        else:
+            kinds = torch.unique(batch.target.flatten(1), dim=0, return_inverse=True)[1]
         first = {int(kind): place for place, kind in enumerate(kinds.tolist())}
         known = {kind: count(batch.rows([place])) for kind, place in first.items()}
         each = [known[kind] for kind in kinds.tolist()]

@@ -8,8 +8,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from flatgauge.curvature.taps import Parts, Tap
+from flatgauge.curvature.taps import Parts, Places, Tap
 from flatgauge.precision import wide
+
+#: Numbers beyond this, or below it, are scaled before they are squared.
+_SMALL = 1e-12
 
 #: What a tally adds up by part.
 _SUMS = ("sums", "squares", "products", "variances")
@@ -56,12 +59,15 @@ class Tally:
                 # m times each mixture estimates the rest by itself; their mean is the sum.
                 spread = drawn.var(0) * len(drawn)
                 _add(self.variances, name, wide(spread.sum(0)))
-            total = wide(values.sum(0))
-            _add(self.sums, name, total)
-            _add(self.squares, name, _squares(values))
-            _add(self.products, name, counts[0] * total if even else counts @ wide(values))
             own = wide(values.sum(1) if values.dim() > 1 else values)
             self.samples.setdefault(name, []).append(own)
+            total = wide(values.sum(0))
+            product = counts[0] * total if even else counts @ wide(values)
+            places = columns.places.get(name)
+            _add(self.sums, name, total, places)
+            _add(self.products, name, product, places)
+            spare = values if values.dim() > 1 else values.clone()  # `own` may be the same.
+            _add(self.squares, name, _squares(spare, total), places)
 
     def add_diagonal(self, diagonal: Tensor) -> None:
         """Add a chunk's diagonal."""
@@ -118,14 +124,22 @@ class Tally:
         return (residuals.clamp_min(0) * samples / (samples - 1)).sqrt() / total
 
 
-def _squares(values: Tensor) -> Tensor:
-    """The sums of squares over the samples, in double precision."""
+def _squares(values: Tensor, total: Tensor) -> Tensor:
+    """The sums of squares over the samples, in double precision, written over the values.
+
+    Args:
+        values: The values (n, ...).
+        total: Their sums over the samples.
+
+    Returns:
+        The sums.
+    """
+    reached = float(total.abs().max())  # By n values: the largest is no smaller than their mean.
+    if len(values) * _SMALL < reached < 1 / _SMALL:
+        return wide(values.square_().sum(0))
     lowest, highest = torch.aminmax(values)
-    largest = max(-float(lowest), float(highest))
-    if 1e-4 < largest < 1e4:
-        return wide((values * values).sum(0))
-    scale = largest or 1.0  # Squares of small numbers vanish.
-    return wide((values / scale).square_().sum(0)) * scale * scale
+    scale = max(-float(lowest), float(highest)) or 1.0  # Squares of small numbers vanish.
+    return wide(values.div_(scale).square_().sum(0)) * scale * scale
 
 
 def _added(total: Tensor | None, part: Tensor) -> Tensor:
@@ -133,7 +147,13 @@ def _added(total: Tensor | None, part: Tensor) -> Tensor:
     return wide(part).clone() if total is None else total.add_(part.to(total.device))
 
 
-def _add(totals: dict[str, Tensor], name: str, values: Tensor) -> None:
+def _add(
+    totals: dict[str, Tensor], name: str, values: Tensor, places: Places | None = None
+) -> None:
+    """Add to a total; with places, only to some of its units."""
+    if places is not None:
+        chosen, count = places
+        values = values.new_zeros(count).index_copy_(0, chosen, values)
     totals[name] = totals[name] + values if name in totals else values
 
 

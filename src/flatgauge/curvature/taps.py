@@ -9,7 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, fx
@@ -18,9 +18,19 @@ from flatgauge.curvature.workspace import Workspace
 from flatgauge.graph import Handler, SampleAxis
 from flatgauge.output_curvature import Column
 
+if TYPE_CHECKING:
+    from flatgauge.curvature.factors import Kept
+
 #: What a sweep can yield for a layer. Parameters that are no layers have the first
 #: three.
 PARTS = ("trace", "diagonal", "own", "incoming", "outgoing", "relative", "normalized")
+
+
+class PassesBack(Protocol):
+    """Passes columns back by itself."""
+
+    def pass_back(self, columns: Iterable[Column]) -> None:
+        """Pass columns back from the logits to where differentiation stops."""
 
 
 @dataclass
@@ -36,6 +46,7 @@ class Chunk:
         workspace: Memory that is used again in the next chunk.
         floor: Where weights have both signs and columns cancel, the size of what cancelled in the
             weights themselves, for every sample; else None.
+        tail: What passes columns back through the last layers, if they need no graph.
     """
 
     samples: int
@@ -45,6 +56,7 @@ class Chunk:
     leaves: list[Tensor] = field(default_factory=list)
     factor: Tensor | None = None
     floor: Tensor | None = None
+    tail: PassesBack | None = None
 
     def started(self, tensor: Tensor) -> Tensor:
         """Make a tensor one that columns are passed back to."""
@@ -53,14 +65,25 @@ class Chunk:
             self.leaves.append(tensor)
         return tensor
 
-    def pass_back(self, logits: Tensor, column: Column) -> None:
-        """Pass a column back from the logits to where differentiation stops."""
-        values, factor = column
-        self.factor = None if factor is None else factor.to(logits)
-        if logits.requires_grad:
-            torch.autograd.grad(
-                logits, self.leaves, values.to(logits), retain_graph=True, allow_unused=True
-            )
+    def pass_back(self, logits: Tensor, columns: Iterable[Column]) -> None:
+        """Pass columns back from the logits to where differentiation stops."""
+        if self.tail is not None:
+            self.tail.pass_back(columns)
+            return
+        for values, factor in columns:
+            if logits.requires_grad:
+                self.pass_through(logits, values.to(logits), factor)
+
+    def pass_through(self, output: Tensor, column: Tensor, factor: Tensor | None) -> None:
+        """Pass a column at some output back through the graph.
+
+        Args:
+            output: The output.
+            column: The column there.
+            factor: Its weight for every sample; None if all are one.
+        """
+        self.factor = None if factor is None else factor.to(output)
+        torch.autograd.grad(output, self.leaves, column, retain_graph=True, allow_unused=True)
 
     def size(self, factor: Tensor | None, block: slice = slice(None)) -> Tensor | None:
         """The size of weights (n, ...) of columns, beside which rounding counts.
@@ -95,6 +118,10 @@ class Chunk:
         return weighted * values if total is None else total.addcmul_(weighted, values)
 
 
+#: Which of how many units.
+Places = tuple[Tensor, int]
+
+
 @dataclass
 class Parts:
     """Every sample's share in what a tap measures; diagonals come apart, summed over samples.
@@ -106,6 +133,8 @@ class Parts:
         outgoing: Forms of what leaves every input unit (n, in).
         relative: The relative flatness (n,).
         normalized: The same with input units of spread one (n,).
+        places: Where not all units are there, by part: which they are, and of how many. The others
+            have zeros.
     """
 
     trace: Tensor | None = None
@@ -114,10 +143,11 @@ class Parts:
     outgoing: Tensor | None = None
     relative: Tensor | None = None
     normalized: Tensor | None = None
+    places: dict[str, Places] = field(default_factory=dict)
 
     def items(self) -> list[tuple[str, Tensor]]:
         """The parts that were asked for."""
-        named = ((item.name, getattr(self, item.name)) for item in fields(self))
+        named = [(item.name, getattr(self, item.name)) for item in fields(self)[:-1]]
         return [(name, value) for name, value in named if value is not None]
 
 
@@ -155,6 +185,10 @@ class Tap(ABC):
         """The diagonals of layers if no columns had cancelled, where columns are signed."""
         return {}
 
+    def kept(self) -> dict[str, Kept]:
+        """The columns of layers, where they are to be kept."""
+        return {}
+
     def heard(self, output: Tensor, listener: Callable[[Tensor], None]) -> Tensor:
         """Pass an output on, and every column that comes back to the listener."""
         output = self.chunk.started(output)
@@ -186,27 +220,33 @@ class VectorGather:
         self._like = like
         self._own = like.detach().flatten().square() if "own" in chunk.wanted else None
         self._squares: Tensor | None = None
+        self._places: Tensor | None = None
         self._sums = torch.zeros_like(like).flatten()
 
     def add(self, gradients: Tensor) -> None:
         """Add one column: its gradient by the parameter, for every sample (n, size)."""
         self._squares = self._chunk.squared(gradients, self._squares, self._chunk.factor)
 
-    def add_squares(self, squares: Tensor | None) -> None:
-        """Add the squares of several columns at once (n, size); they are not changed."""
-        if squares is not None:
-            self._squares = squares if self._squares is None else self._squares + squares
+    def add_squares(self, squares: Tensor | None, places: Tensor | None = None) -> None:
+        """Take the squares of all columns since the last time; they are not changed.
+
+        Args:
+            squares: The squares (n, size); None if there were no columns.
+            places: Which entries they are, where the others have zeros.
+        """
+        self._squares, self._places = squares, places
 
     def take(self) -> dict[str, Parts]:
         """The parts gathered since the last time."""
         squares = self._squares
         if squares is None:
             squares = self._sums.new_zeros(self._chunk.samples, len(self._sums))
+        places = slice(None) if self._places is None else self._places
         parts = Parts(trace=squares.sum(1))
         if self._own is not None:
-            parts.own = squares @ self._own
-        self._sums += squares.sum(0)
-        self._squares = None
+            parts.own = squares @ self._own[places]
+        self._sums[places] += squares.sum(0)
+        self._squares = self._places = None
         return {self._name: parts}
 
     def diagonal(self) -> dict[str, Tensor]:

@@ -91,7 +91,7 @@ class Trial:
         for sample in range(few.samples):
             column = torch.zeros_like(logits)
             column[sample] = ramp
-            chunk.pass_back(logits, (column, None))
+            chunk.pass_back(logits, [(column, None)])
             for name, parts in collect(taps).items():
                 assert parts.trace is not None
                 parts.trace[sample] = 0
