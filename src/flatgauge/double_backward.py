@@ -111,7 +111,16 @@ def _gradients(g: Tensor, x: Tensor, w: Tensor, shape: _Shape, wanted: tuple[boo
 
 
 class CheapTwice(TorchFunctionMode):
-    """While entered, convolutions and batch-norms with stored statistics run as defined here."""
+    """While entered, convolutions and batch-norms with stored statistics run as defined here.
+
+    Args:
+        leave_out: Whether hidden units that are silent on all samples are left out of linear
+            maps. What a model differentiates by such units itself is then not found.
+    """
+
+    def __init__(self, *, leave_out: bool = True) -> None:
+        super().__init__()
+        self._leave_out = leave_out
 
     def __torch_function__(
         self,
@@ -126,10 +135,12 @@ class CheapTwice(TorchFunctionMode):
             return _convolved(func, *args, **kwargs)
         if func is F.batch_norm:
             return _normalised(*args, **kwargs)
+        if not self._leave_out:
+            return func(*args, **kwargs)
         if func is F.linear:
             return _mapped(*args, **kwargs)
         if func in _RECTIFIERS:
-            return silent_units.rectified(func, *args, **kwargs)
+            return _rectified(func, *args, **kwargs)
         return func(*args, **kwargs)
 
 
@@ -179,9 +190,18 @@ def _each(given: Any, space: int) -> list[int]:
 
 def _mapped(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """A linear map, of the units that are not silent."""
-    if input.dim() < 2 or weight.dim() != 2 or not _plain(input, weight, bias):
+    usual = weight.dim() == 2 and (bias is None or bias.shape == weight.shape[:1])
+    if input.dim() < 2 or not usual or not _plain(input, weight, bias):
         return F.linear(input, weight, bias)
     return silent_units.linear(input, weight, bias)
+
+
+def _rectified(func: Callable[..., Any], input: Tensor, *options: Any, **named: Any) -> Tensor:
+    """A ReLU, which remembers the units that are not silent."""
+    if not _plain(input):
+        found: Tensor = func(input, *options, **named)
+        return found
+    return silent_units.rectified(func, input, *options, **named)
 
 
 def _normalised(

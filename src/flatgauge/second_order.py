@@ -71,6 +71,7 @@ class SecondOrder:
         self._asked = None if products == "auto" else named_method(products)
         self._method = self._asked
         self._complaints: dict[Method, str] = {}
+        self._leave_out: bool | None = None
         self._graphs: dict[int, GradientGraph] = {}
         self.kept = 0.0  # bytes of the graphs
 
@@ -98,16 +99,35 @@ class SecondOrder:
             for method in METHODS:
                 if method in self._complaints:
                     continue
-                self._objective.few()
-                found = self._objective.processes.collected(
-                    "a trial", partial(works, method, self._objective, self._subject)
-                )
-                complaint = next((one for one in found if one is not None), None)
+                complaint = self._tried(method)
                 if complaint is None:
                     break
                 self._complaints[method] = complaint
             self._method = method
         return self._method
+
+    @property
+    def leave_out(self) -> bool:
+        """Whether units that are silent on a chunk are left out of its graph."""
+        if self._leave_out is None:  # The way was asked for, and nothing has been tried out.
+            self._leave_out = self._complaint("reverse", leave_out=True) is None
+        return self._leave_out
+
+    def _tried(self, method: Method) -> str | None:
+        """What speaks against a way of differentiating twice, if anything."""
+        complaint = self._complaint(method, leave_out=True)
+        if method == "reverse":
+            self._leave_out = complaint is None
+            if complaint is not None:
+                complaint = self._complaint(method, leave_out=False)
+        return complaint
+
+    def _complaint(self, method: Method, *, leave_out: bool) -> str | None:
+        """What speaks against a way of differentiating twice, on a few samples."""
+        self._objective.few()
+        trial = partial(works, method, self._objective, self._subject, leave_out=leave_out)
+        found = self._objective.processes.collected("a trial", trial)
+        return next((one for one in found if one is not None), None)
 
     def add(self, columns: Tensor, zeros: Tensor, *, chunk: int, room: int) -> Tensor | None:
         """Sum the objective's Hessian products with each row of `columns`.
@@ -177,13 +197,13 @@ class SecondOrder:
     def forget(self) -> None:
         """Try out anew how to differentiate twice: the model runs other code."""
         self.release()
-        self._method, self._complaints = self._asked, {}
+        self._method, self._complaints, self._leave_out = self._asked, {}, None
 
     def _graph(self, position: int, function: Function, chunk: int) -> tuple[GradientGraph, bool]:
         """A chunk's first-order graph, and whether it is kept for later products."""
         if position in self._graphs:
             return self._graphs[position], True
-        with CheapTwice():
+        with CheapTwice(leave_out=self.leave_out):
             graph = GradientGraph(function, self._subject.leaves)
         if graph.has_dead_end():
             raise DeadEnd(ONCE)

@@ -89,14 +89,12 @@ class _Mapped:
     """A tensor is a linear map of another one.
 
     Attributes:
-        version: Of the tensor when this was noted; it may be written over since.
         inputs: What is mapped (..., in), of units that speak.
         chosen: Which units these are; None if all.
         weight: The whole weight (out, all inputs).
         bias: The whole bias (out,).
     """
 
-    version: int
     inputs: Tensor
     chosen: Tensor | None
     weight: Tensor
@@ -108,12 +106,10 @@ class _Rectified:
     """A tensor has zeros in all but some columns, and zero derivatives there.
 
     Attributes:
-        version: Of the tensor when this was noted.
         units: Those columns (..., chosen).
         chosen: Which they are.
     """
 
-    version: int
     units: Tensor
     chosen: Tensor
 
@@ -133,7 +129,7 @@ def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     if known is not None:
         inputs, chosen = known.units, known.chosen
     output = F.linear(inputs, _chosen(weight, Choice(columns=chosen)), bias)
-    setattr(output, _NOTE, _Mapped(output._version, inputs, chosen, weight, bias))
+    _note(output, _Mapped(inputs, chosen, weight, bias))
     return output
 
 
@@ -159,14 +155,24 @@ def rectified(op: Callable[..., Tensor], inputs: Tensor, *options: Any, **named:
     weight = _chosen(before.weight, Choice(chosen, before.chosen))
     bias = None if before.bias is None else before.bias.index_select(0, chosen)
     units: Tensor = _Known.apply(before.inputs, weight, bias, kept)  # type: ignore[no-untyped-call]
-    setattr(output, _NOTE, _Rectified(output._version, units.relu(), chosen))
+    _note(output, _Rectified(units.relu(), chosen))
     return output
+
+
+def _note(tensor: Tensor, what: _Mapped | _Rectified) -> None:
+    """Remember where a tensor comes from, if it is differentiated."""
+    if tensor.grad_fn is not None:
+        setattr(tensor, _NOTE, (tensor._version, tensor.grad_fn, what))
 
 
 def _noted(tensor: Tensor, kind: type[Any]) -> Any:
     """What is remembered of a tensor, if it is of a kind and still holds."""
-    note = getattr(tensor, _NOTE, None)
-    return note if isinstance(note, kind) and note.version == tensor._version else None
+    version, maker, what = getattr(tensor, _NOTE, (None, None, None))
+    # It may have been written over or taken out of the graph since; and who listens to its
+    # gradient wants to hear all of it.
+    holds = version == tensor._version and maker is tensor.grad_fn and torch.is_grad_enabled()
+    heard = tensor._backward_hooks or tensor.retains_grad
+    return what if isinstance(what, kind) and holds and not heard else None
 
 
 def _chosen(weight: Tensor, choice: Choice) -> Tensor:

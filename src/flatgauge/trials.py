@@ -36,13 +36,16 @@ _SMALL = 1e-4
 _STEPS = (1e-8, 1e-7, 1e-6)
 
 
-def works(method: Method, objective: Objective, subject: Subject) -> str | None:
+def works(
+    method: Method, objective: Objective, subject: Subject, *, leave_out: bool = True
+) -> str | None:
     """Try a way of differentiating twice on a few samples.
 
     Args:
         method: The way.
         objective: What to differentiate.
         subject: The model.
+        leave_out: Whether silent units are left out, see `CheapTwice`.
 
     Returns:
         None if it works, else what speaks against it.
@@ -50,19 +53,19 @@ def works(method: Method, objective: Objective, subject: Subject) -> str | None:
     if method == "differences":
         return None
     try:
-        complaint = _tried(method, objective, subject)
+        complaint = _tried(method, objective, subject, leave_out)
     except (RuntimeError, NotImplementedError) as error:
         return str(error).strip().splitlines()[0]
     if complaint is None and subject.device.type != "mps":
         try:
-            right = _is_derivative(method, objective, subject.doubled())
+            right = _is_derivative(method, objective, subject.doubled(), leave_out)
         except (RuntimeError, NotImplementedError):  # It computes in single precision only.
             right = True
         complaint = None if right else _NOT_THE_DERIVATIVE
     return complaint
 
 
-def _tried(method: Method, objective: Objective, subject: Subject) -> str | None:
+def _tried(method: Method, objective: Objective, subject: Subject, leave_out: bool) -> str | None:
     """What a product says of itself: whether it fails, or is not symmetric."""
     few, leaves = objective.few(), subject.leaves
     vector = [torch.ones_like(leaf) for leaf in leaves]
@@ -75,7 +78,7 @@ def _tried(method: Method, objective: Objective, subject: Subject) -> str | None
         if method == "forward":
             forward_product(function, leaves, vector)
             return None
-        with CheapTwice():
+        with CheapTwice(leave_out=leave_out):
             graph = GradientGraph(function, leaves)
             if graph.has_dead_end():
                 return ONCE
@@ -87,7 +90,7 @@ def _tried(method: Method, objective: Objective, subject: Subject) -> str | None
     return subject.holding(leaves, attempt)
 
 
-def _is_derivative(method: Method, objective: Objective, double: Subject) -> bool:
+def _is_derivative(method: Method, objective: Objective, double: Subject, leave_out: bool) -> bool:
     """Whether a product is the derivative of the gradient, as far as differences can tell."""
     few, leaves = double.place(objective.few()), double.leaves
     vector = _direction(leaves)
@@ -98,7 +101,7 @@ def _is_derivative(method: Method, objective: Objective, double: Subject) -> boo
     def product() -> Sequence[Tensor | None]:
         if method == "forward":
             return forward_product(function, leaves, vector)
-        with CheapTwice():
+        with CheapTwice(leave_out=leave_out):
             return GradientGraph(function, leaves).product(vector, last=True)
 
     claimed = _filled(double.holding(leaves, product), leaves)

@@ -95,7 +95,13 @@ class Positions(Gather):
         if self.scales is not None:
             self._relatives.append(Relative("normalized", self._weight, n, self.scales))
 
-    def open(self, inputs: Tensor, outputs: Tensor, winners: Tensor | None = None) -> None:
+    def open(
+        self,
+        inputs: Tensor,
+        outputs: Tensor,
+        winners: Tensor | None = None,
+        scale: Tensor | None = None,
+    ) -> None:
         """Keep both, and what every position sees.
 
         Args:
@@ -103,12 +109,14 @@ class Positions(Gather):
             outputs: What comes out, without bias (n, folds, ...).
             winners: If columns will be heard behind a pooling, as (n, 1, out, windows): at which
                 position every window has its largest value (n, out, windows).
+            scale: If columns will be heard behind a scale of every channel, which is also in
+                the outputs given here: the scale (out,).
         """
         if winners is not None:
             outputs = outputs.flatten(3).gather(3, winners[:, None])
         self._inputs, self._outputs = inputs, outputs
         if self.by_gradient:
-            self._gradients.see(inputs, winners)
+            self._gradients.see(inputs, winners, scale)
         _, out, inner, taps = self._weight.shape
         positions = outputs[0].numel() // (out * self.layer.groups)
         few = positions * (positions + out) < out * inner * taps
@@ -127,7 +135,7 @@ class Positions(Gather):
                 leaving = forms.unflatten(1, (self.layer.groups, -1)).sum(2)
                 self.chunk.squared(leaving, self._outgoing, factor)
         for relative in self._relatives if self._by_positions else ():
-            relative.hear(self._gradients.flat(column), factor)
+            relative.hear(self._gradients.scaled(self._gradients.flat(column)), factor)
         if self.by_gradient and self._gradients.put(column, factor):
             self._use_gradients()
 

@@ -48,20 +48,30 @@ class LayerTap(Tap):
     def __call__(self, *arguments: Any, **keywords: Any) -> Tensor:
         """Compute the contraction."""
         given = list(arguments)
-        activation = given[self.layer.position]
-        if self.gather is not None and self.gather.reads_back:
-            activation = self.chunk.started(activation.view_as(activation))
-            activation.register_hook(self._hear_back)
-            given[self.layer.position] = activation
+        activation = self.listening(given)
         output = self.node.target(*given, **keywords)  # type: ignore[operator]
         if self.gather is not None or self.keeper is not None:
-            inputs = self._input_axis.first(activation.detach(), self.chunk.samples)
-            outputs = self.first(output.detach() - added_by(self.layer, given))
+            values = output.detach() - added_by(self.layer, given)
+            inputs, outputs = self.taken(activation, values)
             if self.gather is not None:
                 self.gather.open(inputs, outputs)
             if self.keeper is not None:
                 self.keeper.open(inputs, outputs)
         return self.heard(output, self.hear)
+
+    def listening(self, given: list[Any]) -> Tensor:
+        """The activation among an op's arguments; there it hears what is passed on, if need be."""
+        activation: Tensor = given[self.layer.position]
+        if self.gather is not None and self.gather.reads_back:
+            activation = self.chunk.started(activation.view_as(activation))
+            activation.register_hook(self._hear_back)
+            given[self.layer.position] = activation
+        return activation
+
+    def taken(self, activation: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """What goes in and what comes out, without bias, with the samples in front."""
+        inputs = self._input_axis.first(activation.detach(), self.chunk.samples)
+        return inputs, self.first(values)
 
     def take(self) -> dict[str, Parts]:
         """The parts of weight and bias gathered since the last time."""

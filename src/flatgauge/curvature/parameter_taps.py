@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +16,40 @@ from flatgauge.nodes import arguments_of, op_name
 
 #: The names of batch-norm with stored statistics in exported graphs.
 BATCH_NORMS = ("batch_norm", "_native_batch_norm_legit_no_training")
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A batch-norm with stored statistics, and what it is called with.
+
+    Attributes:
+        images: Its input (n, channels, ...).
+        mean: The stored mean (channels,).
+        inverse: One over the stored standard deviation (channels,).
+        weight: Its scale (channels,); None for one.
+        bias: Its shift (channels,); None for zero.
+    """
+
+    images: Tensor
+    mean: Tensor
+    inverse: Tensor
+    weight: Tensor | None
+    bias: Tensor | None
+
+    @property
+    def scale(self) -> Tensor:
+        """What every channel is multiplied by, all in all."""
+        return self.inverse if self.weight is None else self.inverse * self.weight
+
+    @property
+    def shift(self) -> Tensor:
+        """What is added afterwards."""
+        shift = -self.mean * self.scale
+        return shift if self.bias is None else shift + self.bias
+
+    def spread(self, values: Tensor) -> Tensor:
+        """Values of channels, to be multiplied with images."""
+        return values.view(1, -1, *(1,) * (self.images.dim() - 2))
 
 
 class BatchNormTap(Tap):
@@ -37,25 +72,48 @@ class BatchNormTap(Tap):
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Scale and shift."""
-        given = dict(zip(self._roles, arguments, strict=False)) | keywords
-        images, mean = given["input"], given["running_mean"]
-        shape = (1, -1) + (1,) * (images.dim() - 2)
-        scale = (given["running_var"] + given["eps"]).rsqrt()
-        if "weight" in self._parameters:
-            normal = (images.detach() - mean.view(shape)) * scale.view(shape)
-            self._normal = normal.reshape(*images.shape[:2], -1)
-        if given["weight"] is not None:
-            scale = scale * given["weight"].detach()
-        shift = -mean * scale
-        if given["bias"] is not None:
-            shift = shift + given["bias"].detach()
-        output = torch.addcmul(shift.view(shape), images, scale.view(shape))
-        self._gathers = {
-            role: VectorGather(self.chunk, name, given[role])
-            for role, name in self._parameters.items()
-        }
+        norm = self.read(*arguments, **keywords)
+        images = norm.images
+        output = torch.addcmul(norm.spread(norm.shift), images, norm.spread(norm.scale))
+        normal = None
+        if self.reads_inputs:
+            normal = (images.detach() - norm.spread(norm.mean)) * norm.spread(norm.inverse)
+        self.open(norm, normal)
         output = self.chunk.started(output)
-        output.register_hook(self._hear)
+        output.register_hook(self.hear)
+        return self.returned(output)
+
+    @property
+    def reads_inputs(self) -> bool:
+        """Whether the normalised input is asked for."""
+        return "weight" in self._parameters
+
+    def read(self, *arguments: Any, **keywords: Any) -> Norm:
+        """What the op is called with."""
+        given = dict(zip(self._roles, arguments, strict=False)) | keywords
+        inverse = (given["running_var"] + given["eps"]).rsqrt()
+        weight, bias = (
+            None if given[role] is None else given[role].detach() for role in ("weight", "bias")
+        )
+        return Norm(given["input"], given["running_mean"], inverse, weight, bias)
+
+    def open(self, norm: Norm, normal: Tensor | None) -> None:
+        """Make ready for columns.
+
+        Args:
+            norm: What the op is called with.
+            normal: The normalised input, where it is asked for.
+        """
+        self._normal = None if normal is None else normal.reshape(*normal.shape[:2], -1)
+        values = {"weight": norm.weight, "bias": norm.bias}
+        self._gathers = {}
+        for role, name in self._parameters.items():
+            value = values[role]
+            assert value is not None  # It is read there.
+            self._gathers[role] = VectorGather(self.chunk, name, value)
+
+    def returned(self, output: Tensor) -> Any:
+        """The op's output, as it returns it."""
         if op_name(self.node) == "batch_norm":
             return output
         return output, output.new_empty(0), output.new_empty(0)
@@ -70,13 +128,15 @@ class BatchNormTap(Tap):
         found = [gather.diagonal() for gather in self._gathers.values()]
         return {name: diagonal for item in found for name, diagonal in item.items()}
 
-    def _hear(self, column: Tensor) -> None:
+    def hear(self, column: Tensor) -> None:
         """A column at the output."""
+        if not self._gathers:
+            return
         column = column.reshape(*column.shape[:2], -1)  # (n * folds, channels, positions)
         sums = {}
         if "bias" in self._gathers:
             sums["bias"] = column.sum(2)
-        if "weight" in self._gathers:
+        if self._normal is not None:
             sums["weight"] = torch.linalg.vecdot(column, self._normal)
         for role, values in sums.items():
             self._gathers[role].add(self.axis.first(values, self.chunk.samples).sum(1))

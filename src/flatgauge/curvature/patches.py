@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from itertools import chain
 
 import torch
@@ -16,6 +17,7 @@ def patches(
     stride: tuple[int, ...],
     padding: tuple[tuple[int, int], ...],
     dilation: tuple[int, ...],
+    memory: Callable[[Sequence[int]], Tensor] | None = None,
 ) -> Tensor:
     """Cut images of any dimension into the patches that a convolution multiplies.
 
@@ -25,6 +27,7 @@ def patches(
         stride: The steps between patches.
         padding: The zeros before and after every spatial axis.
         dilation: The steps within a patch.
+        memory: From a shape to a tensor that is written over; a new one if not given.
 
     Returns:
         The patches (n, channels, taps, positions).
@@ -41,7 +44,7 @@ def patches(
     view = images.as_strided(
         (*images.shape[:2], *kernel, *counts), (*images.stride()[:2], *kernels, *moves)
     )
-    return view.reshape(*images.shape[:2], math.prod(kernel), math.prod(counts))
+    return _copied(view, memory).view(*images.shape[:2], math.prod(kernel), math.prod(counts))
 
 
 def patches_in_rows(
@@ -50,6 +53,7 @@ def patches_in_rows(
     stride: tuple[int, ...],
     padding: tuple[tuple[int, int], ...],
     dilation: tuple[int, ...],
+    memory: Callable[[Sequence[int]], Tensor] | None = None,
 ) -> Tensor:
     """The same patches of images with their channels last, one row for every position.
 
@@ -59,6 +63,7 @@ def patches_in_rows(
         stride: The steps between patches.
         padding: The zeros before and after every spatial axis.
         dilation: The steps within a patch.
+        memory: From a shape to a tensor that is written over; a new one if not given.
 
     Returns:
         The patches (n, positions, taps * channels).
@@ -69,7 +74,12 @@ def patches_in_rows(
     view = images.as_strided(
         (n, *counts, *kernel, channels), (images.stride(0), *moves, *kernels, 1)
     )
-    return view.reshape(n, math.prod(counts), math.prod(kernel) * channels)
+    return _copied(view, memory).view(n, math.prod(counts), math.prod(kernel) * channels)
+
+
+def _copied(view: Tensor, memory: Callable[[Sequence[int]], Tensor] | None) -> Tensor:
+    """A view written out."""
+    return view.contiguous() if memory is None else memory(view.shape).copy_(view)
 
 
 def _padded(images: Tensor, padding: tuple[tuple[int, int], ...]) -> Tensor:

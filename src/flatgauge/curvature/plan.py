@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor, fx
@@ -13,6 +14,7 @@ from flatgauge.curvature.degree import linearity
 from flatgauge.curvature.factors import KeptColumns
 from flatgauge.curvature.gathers import Gather, Positions
 from flatgauge.curvature.layer_taps import LayerTap
+from flatgauge.curvature.normed_taps import NormedTap, norm_behind
 from flatgauge.curvature.parameter_taps import (
     BATCH_NORMS,
     BatchNormTap,
@@ -25,7 +27,7 @@ from flatgauge.curvature.pooled_taps import PooledTap, gains, pooling_behind
 from flatgauge.curvature.rows import Rows
 from flatgauge.curvature.sample_gradients import columns_together
 from flatgauge.curvature.tail import TOGETHER, Link, Tail
-from flatgauge.curvature.taps import Chunk, Tap, VectorGather
+from flatgauge.curvature.taps import OF_ALL, Chunk, Tap, VectorGather
 from flatgauge.graph import ModelGraph, SampleAxis
 from flatgauge.layers import Layer, find_layers
 from flatgauge.nodes import arguments_of, op_name, shape_of
@@ -118,13 +120,35 @@ class Plan:
         for name, site in self.sites.items():
             if name in names:
                 read.setdefault(site.node, {})[name] = site
+        if not chunk.wanted & set(OF_ALL):  # Biases, norms, ... have no other parts.
+            names = names & self.layers.keys()
         last, relus = self._last_layers(read)
-        taps = [
-            self._tap(chunk, values, node, sites)
-            for node, sites in read.items()
-            if node not in [layer.node for layer in last]
-        ]
-        return [*taps, self._tail(chunk, values, last, relus, names)] if last else taps
+        taken = {layer.node for layer in last}
+        taps: list[Tap] = [self._tail(chunk, values, last, relus, names)] if last else []
+        for node, sites in read.items():
+            layer = self._layers_by_node.get(node)
+            norm = None if layer is None or layer.name not in sites else norm_behind(layer)
+            if layer is not None and norm is not None:
+                taps.append(self._normed(chunk, values, layer, self._norm(chunk, norm, names)))
+                taken |= {node, norm}
+        for node, sites in read.items():
+            norm_alone = any(site.role == "norm" for site in sites.values())
+            if node not in taken and (norm_alone or not names.isdisjoint(sites)):
+                taps.append(self._tap(chunk, values, node, sites, names))
+        return taps
+
+    @cached_property
+    def _layers_by_node(self) -> dict[fx.Node, Layer]:
+        return {layer.node: layer for layer in self.layers.values()}
+
+    def _normed(
+        self, chunk: Chunk, values: Mapping[str, Tensor], layer: Layer, norm: BatchNormTap
+    ) -> NormedTap:
+        """The tap at a convolution with a batch-norm behind it."""
+        gather, keeper = self._gathers(chunk, layer, values[layer.name])
+        assert gather is None or isinstance(gather, Positions)  # Convolutions have positions.
+        axes = self._axis(layer.input), self._axis(layer.node)
+        return NormedTap(chunk, layer, axes, gather, keeper, norm)
 
     def _last_layers(
         self, read: Mapping[fx.Node, Mapping[str, Site]]
@@ -191,14 +215,19 @@ class Plan:
         return gather, keeper
 
     def _tap(
-        self, chunk: Chunk, values: Mapping[str, Tensor], node: fx.Node, sites: dict[str, Site]
+        self,
+        chunk: Chunk,
+        values: Mapping[str, Tensor],
+        node: fx.Node,
+        sites: Mapping[str, Site],
+        names: frozenset[str],
     ) -> Tap:
         """The tap at one op."""
         roles = {site.role for site in sites.values()}
         if roles <= {"layer", "bias"}:
-            layer = next(layer for layer in self.layers.values() if layer.node is node)
+            layer = self._layers_by_node[node]
             axes = self._axis(layer.input), self._axis(node)
-            bias = values[layer.bias] if layer.bias in sites else None
+            bias = values[layer.bias] if layer.bias in sites and layer.bias in names else None
             gather = keeper = None
             if layer.name in sites:
                 gather, keeper = self._gathers(chunk, layer, values[layer.name])
@@ -209,10 +238,11 @@ class Plan:
                     return PooledTap(chunk, layer, axes, bias, gather, pool)
             return LayerTap(chunk, layer, axes, bias, gather, keeper)
         if roles == {"norm"}:
-            return self._batch_norm(chunk, node, list(sites))
+            return self._norm(chunk, node, names)
         found = {n: self.graph.sample_axis(n) for n in node.all_input_nodes}
         known = {n: axis for n, axis in found.items() if axis is not None}
-        parameters = [(name, self.graph.parameters[name], values[name]) for name in sites]
+        wanted = [name for name in sites if name in names]
+        parameters = [(name, self.graph.parameters[name], values[name]) for name in wanted]
         return PointTap(chunk, node, self._axis(node), parameters, known)
 
     def times_read(self, name: str) -> int:
@@ -271,11 +301,14 @@ class Plan:
         """Whether a layer is applied more than once to every sample."""
         return layer.kind != "linear" or self.numbers(layer.node) > layer.shape[layer.out_axis]
 
-    def _batch_norm(self, chunk: Chunk, node: fx.Node, names: list[str]) -> Tap:
+    def _norm(self, chunk: Chunk, node: fx.Node, names: frozenset[str]) -> BatchNormTap:
+        """The tap at a batch-norm."""
         parameters = {node: name for name, node in self.graph.parameters.items()}
         given = arguments_of(node)
         roles = {role: parameters.get(given[role], "") for role in ("weight", "bias")}
-        wanted = {role: name for role, name in roles.items() if name in names}
+        wanted = {
+            role: name for role, name in roles.items() if name in names and name in self.sites
+        }
         return BatchNormTap(chunk, node, self._axis(node), wanted)
 
 

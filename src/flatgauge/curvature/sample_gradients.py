@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -50,16 +51,21 @@ class SampleGradients:
         self._factors: list[Tensor | None] = []
         self._held: Tensor | None = None  # (n, groups, columns, out, positions), in any order
         self._winners: Tensor | None = None
+        self._scale: Tensor | None = None
 
-    def see(self, inputs: Tensor, winners: Tensor | None = None) -> None:
+    def see(
+        self, inputs: Tensor, winners: Tensor | None = None, scale: Tensor | None = None
+    ) -> None:
         """Take from the inputs what gradients are computed from.
 
         Args:
             inputs: The inputs (n, folds, ...).
             winners: If columns will be given for the windows of a pooling, (n, 1, out, windows): at
                 which position every one of them has its largest value (n, out, windows).
+            scale: What columns are to be multiplied by, channel by channel (out,); None for one.
         """
         layer, self._winners = self._layer, winners
+        self._scale = None if scale is None else scale.view(layer.groups, -1, 1)
         plain = layer.kind == "linear" or (
             {*self._kernel, *layer.stride} == {1} and not any(map(any, layer.padding))
         )
@@ -70,10 +76,11 @@ class SampleGradients:
         ):
             self._taps_first = True
             self.seen = patches_in_rows(
-                inputs[:, 0], self._kernel, layer.stride, layer.padding, layer.dilation
+                *(inputs[:, 0], self._kernel, layer.stride, layer.padding, layer.dilation),
+                memory=partial(self._memory, "patches"),
             ).mT[:, None]
         else:
-            self.seen = self._patched(inputs)
+            self.seen = self._patched(inputs, partial(self._memory, "patches"))
 
     def put(self, column: Tensor, factor: Tensor | None) -> bool:
         """Put a column at the output (n, folds, ...) by, with its weights.
@@ -90,7 +97,10 @@ class SampleGradients:
         else:
             flat = self.flat(column)
             place = self._place(flat, len(self._waiting))
-            place.copy_(flat)
+            if self._scale is None:
+                place.copy_(flat)
+            else:
+                torch.mul(flat, self._scale, out=place)
             self._waiting.append(place)
         self._factors.append(factor)
         return len(self._waiting) >= self._most
@@ -143,6 +153,10 @@ class SampleGradients:
         parts: Tensor = rows.unflatten(-1, order)
         return parts.mT if self._taps_first else parts
 
+    def scaled(self, flat: Tensor) -> Tensor:
+        """Columns (n, groups, out, positions), times the scale that they are to be taken by."""
+        return flat if self._scale is None else flat * self._scale
+
     def flat(self, tensor: Tensor) -> Tensor:
         """Units and positions (n, groups, units / groups, positions) of (n, folds, ...)."""
         units = -1 if self._layer.kind == "linear" else 2
@@ -158,8 +172,7 @@ class SampleGradients:
                 shape, order = (n, groups, out, self._most, positions), (2, 3)
             elif flat.stride(-1) != 1:  # Channels come last: positions stay in front of them.
                 shape, order = (n, groups, positions, self._most, out), (2, 4)
-            key = ("columns", self._layer.name)
-            self._held = self._chunk.workspace.tensor(key, shape, flat).movedim(*order)
+            self._held = self._memory("columns", shape).movedim(*order)
         return self._held[:, :, number]
 
     def _weights(self) -> Tensor | None:
@@ -201,12 +214,19 @@ class SampleGradients:
         turned: Tensor = found.unflatten(2, (count, out, taps)).mT
         return turned.flatten(4)
 
-    def _patched(self, images: Tensor) -> Tensor:
+    def _memory(self, what: str, shape: Sequence[int]) -> Tensor:
+        """Memory that is used again in the next chunk."""
+        return self._chunk.workspace.tensor((what, self._layer.name), shape, self.weight)
+
+    def _patched(
+        self, images: Tensor, memory: Callable[[Sequence[int]], Tensor] | None = None
+    ) -> Tensor:
         """What every position sees (n, groups, units / groups * taps, positions)."""
         layer = self._layer
         n, folds = images.shape[:2]
         cut = patches(
-            images.flatten(0, 1), self._kernel, layer.stride, layer.padding, layer.dilation
+            *(images.flatten(0, 1), self._kernel, layer.stride, layer.padding, layer.dilation),
+            memory=memory,
         )  # (n * folds, units, taps, positions)
         if folds > 1:
             cut = cut.unflatten(0, (n, folds)).movedim(1, -2).flatten(-2)

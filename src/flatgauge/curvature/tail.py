@@ -153,7 +153,8 @@ class Link:
         if self._gather is not None:
             self._gather.open(inputs, outputs, choice)
         if self._keeper is not None:
-            self._keeper.open(inputs[:, None], outputs[:, None], choice)
+            # What is kept outlives the chunk, whose memory is written over.
+            self._keeper.open(inputs.clone()[:, None], outputs[:, None], choice)
         order = choice.columns
         if order is not None and (self._by_length or self._scales is not None):
             silent = torch.ones(self._weight.shape[1], dtype=torch.bool, device=order.device)

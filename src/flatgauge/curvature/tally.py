@@ -53,17 +53,17 @@ class Tally:
         self.mixed |= bool(mixtures)
         even = bool((counts == counts[0]).all())
         for name, values in columns.items():
+            places = columns.places.get(name)
             if mixtures:
                 drawn = torch.stack([getattr(mixture, name) for mixture in mixtures])
                 values = values + drawn.sum(0)
                 # m times each mixture estimates the rest by itself; their mean is the sum.
                 spread = drawn.var(0) * len(drawn)
-                _add(self.variances, name, wide(spread.sum(0)))
+                _add(self.variances, name, wide(spread.sum(0)), places)
             own = wide(values.sum(1) if values.dim() > 1 else values)
             self.samples.setdefault(name, []).append(own)
             total = wide(values.sum(0))
             product = counts[0] * total if even else counts @ wide(values)
-            places = columns.places.get(name)
             _add(self.sums, name, total, places)
             _add(self.products, name, product, places)
             spare = values if values.dim() > 1 else values.clone()  # `own` may be the same.

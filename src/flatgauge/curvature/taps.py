@@ -21,9 +21,11 @@ from flatgauge.output_curvature import Column
 if TYPE_CHECKING:
     from flatgauge.curvature.factors import Kept
 
-#: What a sweep can yield for a layer. Parameters that are no layers have the first
-#: three.
-PARTS = ("trace", "diagonal", "own", "incoming", "outgoing", "relative", "normalized")
+#: What a sweep can yield for every parameter.
+OF_ALL = ("trace", "diagonal", "own")
+
+#: What it can yield for a layer.
+PARTS = (*OF_ALL, "incoming", "outgoing", "relative", "normalized")
 
 
 class PassesBack(Protocol):
