@@ -72,7 +72,7 @@ class KeptColumns:
         columns = torch.cat(self._columns, dim=1)  # (n, c, folds, ...)
         factors = torch.cat(self._factors, dim=1)
         if keeps_gradients(self._layer, self._outputs[0].numel()):
-            gradients = SampleGradients(self._chunk, self._layer, self._weight)
+            gradients = SampleGradients(self._chunk, self._layer, self._weight, "kept")
             gradients.see(self._inputs)
             found = gradients.by(columns).transpose(1, 2)  # (n, c, groups, ...)
             return Kept(None, self._layer.original(found).flatten(2), factors)

@@ -38,7 +38,8 @@ def norm_behind(layer: Layer) -> fx.Node | None:
         return None
     given = arguments_of(node)
     stored = given["running_mean"] is not None and given["running_var"] is not None
-    return node if stored and not given.get("training") else None
+    alone = given["input"] is layer.node and not given.get("training")
+    return node if stored and alone else None
 
 
 class NormedTap(LayerTap):
@@ -64,7 +65,7 @@ class NormedTap(LayerTap):
     ) -> None:
         super().__init__(chunk, layer, axes, None, gather, keeper)
         self._norm, self._positions = norm, gather
-        self._called: tuple[Any, ...] = ()
+        self._called: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
 
     def handlers(self) -> dict[fx.Node, Handler]:
         """Stand in for the convolution and for the norm."""
@@ -72,22 +73,22 @@ class NormedTap(LayerTap):
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Tensor:
         """Wait for the norm, which alone reads the output."""
-        self._called = arguments
+        self._called = arguments, keywords
         activation: Tensor = arguments[self.layer.position]
         return activation
 
     def _normed(self, *arguments: Any, **keywords: Any) -> Any:
         """Compute both."""
-        norm = self._norm.read(*arguments, **keywords)
-        given, self._called = list(self._called), ()
-        if norm.weight is not None and bool((norm.weight == 0).any()):
+        norm, (called, named) = self._norm.read(*arguments, **keywords), self._called
+        self._called = (), {}
+        if self._norm.reads_inputs and norm.vanishes:
             # What goes into the norm cannot be told from what comes out.
-            return self._norm(super().__call__(*given), *arguments[1:], **keywords)
-        scale = norm.scale
+            return self._norm(super().__call__(*called, **named), *arguments[1:], **keywords)
+        given, scale = list(called), norm.scale
         place = list(arguments_of(self.node)).index("weight")
         given[place] = given[place] * scale.view(-1, *(1,) * (given[place].dim() - 1))
         activation = self.listening(given)
-        values = self.node.target(*given)  # type: ignore[operator]
+        values = self.node.target(*given, **named)  # type: ignore[operator]
         inputs, outputs = self.taken(activation, values.detach())
         if self._positions is not None:
             self._positions.open(inputs, outputs, scale=scale)

@@ -23,14 +23,14 @@ class Norm:
     """A batch-norm with stored statistics, and what it is called with.
 
     Attributes:
-        images: Its input (n, channels, ...).
+        space: How many axes its images have behind their channels.
         mean: The stored mean (channels,).
         inverse: One over the stored standard deviation (channels,).
         weight: Its scale (channels,); None for one.
         bias: Its shift (channels,); None for zero.
     """
 
-    images: Tensor
+    space: int
     mean: Tensor
     inverse: Tensor
     weight: Tensor | None
@@ -47,9 +47,16 @@ class Norm:
         shift = -self.mean * self.scale
         return shift if self.bias is None else shift + self.bias
 
+    @property
+    def vanishes(self) -> bool:
+        """Whether some channel is multiplied by so little that its digits are lost."""
+        kind = torch.finfo(self.mean.dtype)
+        least = [part.abs().min() for part in (self.scale, self.weight) if part is not None]
+        return bool(min(least) < kind.tiny / kind.eps)
+
     def spread(self, values: Tensor) -> Tensor:
         """Values of channels, to be multiplied with images."""
-        return values.view(1, -1, *(1,) * (self.images.dim() - 2))
+        return values.view(1, -1, *(1,) * self.space)
 
 
 class BatchNormTap(Tap):
@@ -73,7 +80,7 @@ class BatchNormTap(Tap):
     def __call__(self, *arguments: Any, **keywords: Any) -> Any:
         """Scale and shift."""
         norm = self.read(*arguments, **keywords)
-        images = norm.images
+        images: Tensor = arguments[0] if arguments else keywords["input"]
         output = torch.addcmul(norm.spread(norm.shift), images, norm.spread(norm.scale))
         normal = None
         if self.reads_inputs:
@@ -95,7 +102,7 @@ class BatchNormTap(Tap):
         weight, bias = (
             None if given[role] is None else given[role].detach() for role in ("weight", "bias")
         )
-        return Norm(given["input"], given["running_mean"], inverse, weight, bias)
+        return Norm(given["input"].dim() - 2, given["running_mean"], inverse, weight, bias)
 
     def open(self, norm: Norm, normal: Tensor | None) -> None:
         """Make ready for columns.

@@ -125,15 +125,17 @@ class Plan:
         last, relus = self._last_layers(read)
         taken = {layer.node for layer in last}
         taps: list[Tap] = [self._tail(chunk, values, last, relus, names)] if last else []
-        for node, sites in read.items():
+        for node, sites in read.items():  # Layers come first: norms behind them are taken then.
             layer = self._layers_by_node.get(node)
             norm = None if layer is None or layer.name not in sites else norm_behind(layer)
+            is_norm = any(site.role == "norm" for site in sites.values())
+            if node in taken:
+                continue
             if layer is not None and norm is not None:
-                taps.append(self._normed(chunk, values, layer, self._norm(chunk, norm, names)))
-                taken |= {node, norm}
-        for node, sites in read.items():
-            norm_alone = any(site.role == "norm" for site in sites.values())
-            if node not in taken and (norm_alone or not names.isdisjoint(sites)):
+                behind = self._norm_tap(chunk, norm, names)
+                taps.append(self._normed_tap(chunk, values, layer, behind))
+                taken.add(norm)
+            elif is_norm or not names.isdisjoint(sites):
                 taps.append(self._tap(chunk, values, node, sites, names))
         return taps
 
@@ -141,7 +143,7 @@ class Plan:
     def _layers_by_node(self) -> dict[fx.Node, Layer]:
         return {layer.node: layer for layer in self.layers.values()}
 
-    def _normed(
+    def _normed_tap(
         self, chunk: Chunk, values: Mapping[str, Tensor], layer: Layer, norm: BatchNormTap
     ) -> NormedTap:
         """The tap at a convolution with a batch-norm behind it."""
@@ -238,7 +240,7 @@ class Plan:
                     return PooledTap(chunk, layer, axes, bias, gather, pool)
             return LayerTap(chunk, layer, axes, bias, gather, keeper)
         if roles == {"norm"}:
-            return self._norm(chunk, node, names)
+            return self._norm_tap(chunk, node, names)
         found = {n: self.graph.sample_axis(n) for n in node.all_input_nodes}
         known = {n: axis for n, axis in found.items() if axis is not None}
         wanted = [name for name in sites if name in names]
@@ -301,7 +303,7 @@ class Plan:
         """Whether a layer is applied more than once to every sample."""
         return layer.kind != "linear" or self.numbers(layer.node) > layer.shape[layer.out_axis]
 
-    def _norm(self, chunk: Chunk, node: fx.Node, names: frozenset[str]) -> BatchNormTap:
+    def _norm_tap(self, chunk: Chunk, node: fx.Node, names: frozenset[str]) -> BatchNormTap:
         """The tap at a batch-norm."""
         parameters = {node: name for name, node in self.graph.parameters.items()}
         given = arguments_of(node)
@@ -386,6 +388,8 @@ def _site(
             if plain and given.get("bias", given.get("self")) is node:
                 return Site("bias", reader) if _told_apart(graph, owner) else _MIXED
     axis = graph.sample_axis(reader)
+    if op_name(reader) in BATCH_NORMS and given["weight"] is given["bias"]:
+        return "it is both scale and shift of a norm"
     if op_name(reader) in BATCH_NORMS and node in (given["weight"], given["bias"]):
         return Site("norm", reader) if axis is not None and axis.axis == 0 else _MIXED
     taken = [other for other, site in sites.items() if site.node is reader]

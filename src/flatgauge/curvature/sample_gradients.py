@@ -33,16 +33,17 @@ class SampleGradients:
     Attributes:
         weight: The layer's weight (groups, out, in, taps).
         seen: What every position sees (n, groups, in * taps, positions); of transposed
-            convolutions, the inputs.
+            convolutions, the inputs. Gone with the next chunk.
 
     Args:
         chunk: The chunk that is swept.
         layer: The layer.
         weight: Its weight.
+        purpose: What they are for; for every purpose there is memory that is used again.
     """
 
-    def __init__(self, chunk: Chunk, layer: Layer, weight: Tensor) -> None:
-        self._chunk, self._layer = chunk, layer
+    def __init__(self, chunk: Chunk, layer: Layer, weight: Tensor, purpose: str = "") -> None:
+        self._chunk, self._layer, self._purpose = chunk, layer, purpose
         self.weight = layer.canonical(weight)
         self._kernel = tuple(weight.shape[2:])
         self._most = columns_together(layer)
@@ -216,7 +217,8 @@ class SampleGradients:
 
     def _memory(self, what: str, shape: Sequence[int]) -> Tensor:
         """Memory that is used again in the next chunk."""
-        return self._chunk.workspace.tensor((what, self._layer.name), shape, self.weight)
+        key = (self._purpose, what, self._layer.name)
+        return self._chunk.workspace.tensor(key, shape, self.weight)
 
     def _patched(
         self, images: Tensor, memory: Callable[[Sequence[int]], Tensor] | None = None

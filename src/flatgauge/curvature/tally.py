@@ -11,8 +11,9 @@ from torch import Tensor
 from flatgauge.curvature.taps import Parts, Places, Tap
 from flatgauge.precision import wide
 
-#: Numbers beyond this, or below it, are scaled before they are squared.
-_SMALL = 1e-12
+#: Where the largest number may be below this, or above its inverse, all are scaled before they are
+#: squared.
+_SMALL = 1e-6
 
 #: What a tally adds up by part.
 _SUMS = ("sums", "squares", "products", "variances")
@@ -46,7 +47,7 @@ class Tally:
         """Add a chunk.
 
         Args:
-            columns: From the columns that were passed back as they are.
+            columns: From the columns that were passed back as they are; written over.
             mixtures: From every mixture, each of which stands for its share of the rest.
             counts: Every sample's share in the denominator (n,).
         """
@@ -116,6 +117,9 @@ class Tally:
             return torch.full_like(known, float("nan") if len(counts) < 2 else 0.0)
         total, samples = counts.sum(), len(counts)
         mean = self.sums[name] / total
+        if mean.dim() == 0 and not self.mixed:  # Every share is known: no difference of squares.
+            residuals = (torch.cat(self.samples[name]) - mean * counts).square().sum()
+            return (residuals * samples / (samples - 1)).sqrt() / total
         residuals = (
             self.squares[name]
             - 2 * mean * self.products[name]
@@ -134,7 +138,7 @@ def _squares(values: Tensor, total: Tensor) -> Tensor:
     Returns:
         The sums.
     """
-    reached = float(total.abs().max())  # By n values: the largest is no smaller than their mean.
+    reached = float(total.abs().max())  # The largest value is no smaller than this over n.
     if len(values) * _SMALL < reached < 1 / _SMALL:
         return wide(values.square_().sum(0))
     lowest, highest = torch.aminmax(values)

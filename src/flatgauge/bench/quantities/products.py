@@ -1,8 +1,8 @@
 """One Hessian-vector product.
 
 *flatgauge* keeps first-order graphs; its first product builds them, and beyond the memory budget
-there are none. For perceptrons, what the matrix products of a kept graph cost is in a line of its
-own: nothing that multiplies matrices as a gradient does can be cheaper.
+there are none. For perceptrons, what the matrix products of a kept graph cost, with all units, is
+in a line of its own: only what leaves out silent units can be cheaper.
 """
 
 from __future__ import annotations
