@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+
 from torch import Tensor
 
 #: What reordered sums and arbitrary factors may change, relatively, in single and in double
@@ -12,10 +15,31 @@ SINGLE, DOUBLE = 1e-5, 1e-10
 #: How many chunks are added up in their own precision.
 EVERY = 16
 
+#: Entries of long vectors that are worked on at a time, where a copy is needed.
+_PIECE = 2**20
+
 
 def wide(tensor: Tensor) -> Tensor:
     """The tensor in double precision; on the CPU where its device has none (Apple's MPS)."""
     return tensor.cpu().double() if tensor.device.type == "mps" else tensor.double()
+
+
+def wide_pieces(*vectors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Long vectors in double precision, a piece at a time: whole, they would be twice as large.
+
+    Args:
+        vectors: Vectors of one length.
+
+    Yields:
+        Pieces of all of them.
+    """
+    for pieces in zip(*(vector.split(_PIECE) for vector in vectors), strict=True):
+        yield tuple(wide(piece) for piece in pieces)
+
+
+def length_of(vector: Tensor) -> float:
+    """The length of a vector, summed in double precision."""
+    return math.hypot(*(float(piece.norm()) for (piece,) in wide_pieces(vector)))
 
 
 class Sums:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from flatgauge.estimators.matrix import Matrix, SupportsMatmul
-from flatgauge.precision import wide
+from flatgauge.precision import length_of, wide
 
 Array = npt.NDArray[np.float64]
 
@@ -107,7 +107,7 @@ class Krylov:
             return False
         size = (self.matrix.size,)
         direction = direction.detach().to(self._basis)
-        length = _norm(direction) if direction.shape == size else math.nan
+        length = length_of(direction) if direction.shape == size else math.nan
         if not 0 < length < math.inf:
             raise ValueError(
                 f"a start vector of shape {tuple(direction.shape)} and length {length:.3g} "
@@ -115,7 +115,7 @@ class Krylov:
                 "needed."
             )
         fresh, _, _ = self._split(direction / length)
-        self._append(fresh, _norm(fresh), np.zeros(self.capacity))
+        self._append(fresh, length_of(fresh), np.zeros(self.capacity))
         return True
 
     def extend(self, pick: int = -1) -> None:
@@ -133,11 +133,11 @@ class Krylov:
         self._beyond = np.delete(self._beyond, pick, axis=0)
         self.size += 1
         image = self.matrix @ direction
-        self.scale = max(self.scale, _norm(image))
+        self.scale = max(self.scale, length_of(image))
         fresh, within, beyond = self._split(image)
         self._within[: self.size, last] = within
         self._beyond[:, last] = beyond
-        length = _norm(fresh)
+        length = length_of(fresh)
         if length > self.rounding and not self.complete:
             row = np.zeros(self.capacity)
             row[last] = length
@@ -232,12 +232,6 @@ def lanczos(operator: SupportsMatmul | Matrix, start: Tensor, steps: int) -> Kry
     while space.pending and space.size < space.capacity:
         space.extend()
     return space
-
-
-def _norm(vector: Tensor) -> float:
-    """Length, summed in float64 so that float32 entries neither over- nor underflow."""
-    lengths = [torch.linalg.vector_norm(wide(piece)) for piece in vector.split(_PIECE)]
-    return float(torch.linalg.vector_norm(torch.stack(lengths)))
 
 
 def _eigh(symmetric: Array) -> tuple[Array, Array]:

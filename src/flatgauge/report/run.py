@@ -9,7 +9,7 @@ from importlib import metadata
 
 import torch
 
-from flatgauge.precision import wide
+from flatgauge.precision import length_of, wide_pieces
 from flatgauge.surface import LossSurface
 
 #: Where Σ |θ_i g_i| / (1 + L) exceeds this, the point is marked as no minimum. The sum does not
@@ -81,9 +81,10 @@ def facts_of(
         The facts.
     """
     loss, gradient = surface.value_and_gradient()
-    length = float(wide(gradient).norm())
+    length = length_of(gradient)
     notes = list(surface.notes)
-    steepness = float((wide(surface.point) * wide(gradient)).abs().sum())
+    pairs = wide_pieces(surface.point, gradient)
+    steepness = sum(float((point * slope).abs().sum()) for point, slope in pairs)
     if steepness > STEEP * (1 + abs(loss)):
         notes.append(
             f"not a minimum: ‖gradient‖ = {length:.3g}, and Σ |θ·gradient| = {steepness:.3g} is "
