@@ -200,8 +200,12 @@ class Objective:
                 yield self._subject.place(chunk)
             if self.listener is not None:
                 self.listener(chunk.samples)
-            if self.ceiling is not None:
-                give_back(above=self.ceiling)
+            self.tidy()
+
+    def tidy(self) -> None:
+        """Give freed memory back to the system, where there is much of it."""
+        if self.ceiling is not None:
+            give_back(above=self.ceiling)
 
     def under(self, subject: Subject, loss: Loss) -> Objective:
         """The same data under another loss, whose count is known.
