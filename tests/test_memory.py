@@ -12,9 +12,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 from zoo import need_data
 
-from flatgauge import LossSurface
+from flatgauge import LossSurface, measure
+from flatgauge.curvature.gathers import Gather
+from flatgauge.curvature.taps import Tap
 from flatgauge.memory import available, format_bytes, parse_bytes, saved_bytes
 from flatgauge.products import GradientGraph
 
@@ -147,3 +150,17 @@ def test_large_data_and_large_models_stay_within_their_budget(case, budget):
         need_data("cifar-10-batches-bin")
     peak, _ = measured(case, budget)
     assert peak <= 1.2 * budget
+
+
+def test_a_sweep_lets_go_of_all_that_listened():
+    image = (torch.randn(6, 1, 8, 8), torch.arange(6))
+    before = [nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]
+    behind = [nn.Linear(36, 8), nn.ReLU(), nn.Linear(8, 10)]  # Swept without a graph of autograd's.
+    for layers in (behind, before + behind, [*before, nn.Linear(36, 10)]):
+        inputs = image[0].flatten(1)[:, :36] if layers is behind else image[0]
+        model = nn.Sequential(*layers).eval()
+        surface = LossSurface(model, "cross_entropy", (inputs, image[1]))
+        measure(surface, measures=["hessian_trace", "normalized_sharpness", "fisher_rao_norm"])
+        gc.collect()
+        # Listeners and the graph they listen in may hold each other, out of the collector's sight.
+        assert not [held for held in gc.get_objects() if isinstance(held, (Tap, Gather))]

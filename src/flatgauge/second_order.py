@@ -106,6 +106,11 @@ class SecondOrder:
             self._method = method
         return self._method
 
+    def try_out(self) -> None:
+        """Choose the way now, and what is left out on it."""
+        if self.method == "reverse":
+            _ = self.leave_out
+
     @property
     def leave_out(self) -> bool:
         """Whether units that are silent on a chunk are left out of its graph."""

@@ -249,8 +249,13 @@ class LossSurface:
     @property
     def product_method(self) -> str:
         """How Hessian products are computed, in words; tried out at first use."""
+        self.try_out_products()
+        return DESCRIPTIONS[self._second_order.method]
+
+    def try_out_products(self) -> None:
+        """Choose how Hessian products are computed, if that has not been done."""
         with isolated(self.model, self.device):
-            return DESCRIPTIONS[self._second_order.method]
+            self._second_order.try_out()
 
     @property
     def notes(self) -> list[str]:

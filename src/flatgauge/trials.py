@@ -66,6 +66,7 @@ def works(
         except (RuntimeError, NotImplementedError):  # It computes in single precision only.
             right = True
         complaint = None if right else _NOT_THE_DERIVATIVE
+    objective.tidy()
     return complaint
 
 

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,6 +22,8 @@ import torch
 from small_studies import TINY, tiny_study
 
 from flatgauge.studies import RayEngine, Study
+from flatgauge.studies.preparing import clean_samples
+from flatgauge.studies.ray_task import Job, complete_far_away, packed
 
 pytestmark = pytest.mark.skipif(
     find_spec("ray") is None, reason='needs Ray: pip install "flatgauge[ray]"'
@@ -134,6 +137,23 @@ def rows_of(folder: Path) -> dict[str, object]:
 def stamps(folder: Path) -> dict[str, tuple[int, int]]:
     done = [*(folder / "models").glob("*.safetensors"), *(folder / "rows").glob("*.json")]
     return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in done}
+
+
+def test_a_task_that_is_called_back_cleans_up_and_ends_its_process(
+    own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    study = own_study(own, 1)
+    name, recipe = next(iter(study.runs().items()))
+    job = Job(name, None, None, threads=1, version=metadata.version("flatgauge"))
+    task = complete_far_away(study, packed(clean_samples(recipe, None)), job)
+    assert next(task).part == "models"
+    assert list(tmp_path.glob("flatgauge-run-*"))
+    # Ray interrupts anywhere: in the midst of an import it leaves half of a module behind.
+    with pytest.raises(SystemExit) as ended:
+        task.throw(KeyboardInterrupt())
+    assert ended.value.code == 0
+    assert not list(tmp_path.glob("flatgauge-run-*"))
 
 
 @pytest.mark.slow

@@ -56,10 +56,10 @@ class Gather(ABC):
 
     @abstractmethod
     def diagonal(self) -> Tensor | None:
-        """The diagonal (groups, out, in, taps), summed over samples and all columns so far."""
+        """Hand over the diagonal (groups, out, in, taps), summed over samples and all columns."""
 
     def size(self) -> Tensor | None:
-        """The diagonal if no columns had cancelled; None where none are signed."""
+        """Hand over the diagonal if no columns had cancelled; None where none are signed."""
         return None
 
 
@@ -159,13 +159,13 @@ class Positions(Gather):
 
     def diagonal(self) -> Tensor | None:
         """The squares of G, summed."""
-        if "diagonal" not in self.chunk.wanted or self._diagonal is None:
-            return None
-        return self._gradients.apart(self._diagonal)
+        found, self._diagonal = self._diagonal, None
+        return None if found is None else self._gradients.apart(found)
 
     def size(self) -> Tensor | None:
         """The squares of G, all weighted positively."""
-        return None if self._size is None else self._gradients.apart(self._size)
+        found, self._size = self._size, None
+        return None if found is None else self._gradients.apart(found)
 
     def _use_gradients(self) -> None:
         """Turn the columns that were put by into squares and forms."""
@@ -197,7 +197,7 @@ class Positions(Gather):
             sizes = self.chunk.size(factors, block)
             if sizes is not None:
                 size = (squares * sizes[:, None, :, None, None]).sum((0, 2))
-                self._size = size if self._size is None else self._size + size
+                self._size = size if self._size is None else self._size.add_(size)
             squares = squares.mul_(factors[:, None, :, None, None])
         sums = squares.sum(2) if squares.shape[2] > 1 else squares[:, :, 0]  # (n, groups, out, row)
         if "trace" in wanted:

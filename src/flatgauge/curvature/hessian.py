@@ -24,6 +24,8 @@ class Hessian(Operator):
     def __init__(self, surface: LossSurface) -> None:
         super().__init__(surface.size, surface.dtype, surface.device)
         self._surface = surface
+        # How to multiply is tried out now: whoever asks for products will hold vectors then.
+        surface.try_out_products()
 
     def __matmul__(self, vectors: Tensor) -> Tensor:
         return self._surface.hvp(vectors)

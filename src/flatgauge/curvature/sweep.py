@@ -65,10 +65,9 @@ class Pass:
         self._chunk.pass_back(self._logits[0], columns)
 
     def let_go(self) -> None:
-        """Free the graph now: it and its taps hold each other, and who looped holds the pass."""
+        """Free the graph now, though who looped over the passes still holds this one."""
         self._logits.clear()
-        self._chunk.leaves.clear()
-        self._chunk.tail = None
+        self._chunk.let_go()
         self.taps.clear()
 
 

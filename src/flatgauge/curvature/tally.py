@@ -75,8 +75,8 @@ class Tally:
         self.diagonal = _added(self.diagonal, diagonal)
 
     def add_size(self, size: Tensor) -> None:
-        """Add the size of a chunk's diagonal."""
-        self.size = _added(self.size, size)
+        """Add the size of a chunk's diagonal, of which few digits are needed."""
+        self.size = size.clone() if self.size is None else self.size.add_(size)
 
     def numbers(self) -> dict[str, Tensor]:
         """All that is added up, by what it is and the part."""

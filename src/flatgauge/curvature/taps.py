@@ -87,6 +87,11 @@ class Chunk:
         self.factor = None if factor is None else factor.to(output)
         torch.autograd.grad(output, self.leaves, column, retain_graph=True, allow_unused=True)
 
+    def let_go(self) -> None:
+        """Let go of the graph: it and the taps that listen in it would hold each other for ever."""
+        self.leaves.clear()
+        self.tail = None
+
     def size(self, factor: Tensor | None, block: slice = slice(None)) -> Tensor | None:
         """The size of weights (n, ...) of columns, beside which rounding counts.
 

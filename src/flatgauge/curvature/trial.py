@@ -97,6 +97,7 @@ class Trial:
                 parts.trace[sample] = 0
                 if parts.trace.any():
                     found[name] = "samples are mixed or reordered between it and the output"
+        chunk.let_go()
         return found
 
     def _outputs(self, plan: Plan, few: Batch) -> tuple[Tensor, Tensor]:

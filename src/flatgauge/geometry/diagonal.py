@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from functools import cached_property
 from typing import ClassVar
 
 import torch
@@ -33,11 +34,12 @@ class Diagonal(Chart):
 
     def __init__(self, surface: LossSurface, parameters: str = "all") -> None:
         super().__init__(surface, parameters)
-        self._units = {
-            name: self.units(value) if name in self.names else torch.zeros_like(value)
-            for name, value in surface.params.items()
-        }
-        self._point, self._diagonal = surface.point, surface.flatten(self._units)
+        self._diagonal = surface.flatten(
+            {
+                name: self.units(value) if name in self.names else torch.zeros_like(value)
+                for name, value in surface.params.items()
+            }
+        )
 
     @abstractmethod
     def units(self, value: Tensor) -> Tensor:
@@ -50,7 +52,12 @@ class Diagonal(Chart):
     @property
     def origin(self) -> Tensor:
         """The coordinates of the point: zeros."""
-        return torch.zeros_like(self._point)
+        return torch.zeros_like(self._diagonal)
+
+    @cached_property
+    def _point(self) -> Tensor:
+        """Where u is zero; curvature does without."""
+        return self.surface.point
 
     @property
     def moving(self) -> Tensor:
@@ -103,8 +110,9 @@ class Diagonal(Chart):
             return None
         if len(rest) == len(self.surface.names):
             return self.curvature()
-        units = torch.cat([self._units[name].reshape(-1) for name in rest])
-        return Scaled(SubBlock(self.surface, rest), by=units)
+        units = self.surface.split(self._diagonal)
+        chosen = torch.cat([units[name].reshape(-1) for name in rest])
+        return Scaled(SubBlock(self.surface, rest), by=chosen)
 
 
 def norm(value: Tensor) -> float:

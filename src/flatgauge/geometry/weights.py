@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from flatgauge.curvature import Hessian
+from flatgauge.curvature.operator import Operator
 from flatgauge.geometry.diagonal import Diagonal
 
 
@@ -18,6 +20,12 @@ class Weights(Diagonal):
     def units(self, value: Tensor) -> Tensor:
         """Ones."""
         return torch.ones_like(value)
+
+    def curvature(self) -> Operator:
+        """H, if all weights take part."""
+        if self.names == frozenset(self.surface.names):
+            return Hessian(self.surface)
+        return super().curvature()
 
     def share(self, value: Tensor) -> float:
         """One."""

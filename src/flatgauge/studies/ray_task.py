@@ -78,6 +78,9 @@ def complete_far_away(
 
     Yields:
         Network and row as soon as each is there, or the error in place of what is missing.
+
+    Raises:
+        SystemExit: If it is called back: the process ends.
     """
     try:
         _check_version(job.version)
@@ -97,6 +100,9 @@ def complete_far_away(
                 contents = store.contents(job.run, part)
                 assert contents is not None
                 yield Kept(part, contents)
+    except KeyboardInterrupt:
+        # Called back, maybe in the midst of an import: no other task may use this process.
+        raise SystemExit(0) from None
     except Exception as error:
         yield Failed(*sendable(error))
 
