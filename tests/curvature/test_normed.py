@@ -17,6 +17,7 @@ from flatgauge import LossSurface
 from flatgauge.curvature.blocks import block_curvature
 from flatgauge.curvature.eigenvalues import block_eigenvalues
 from flatgauge.curvature.normed_taps import NormedTap
+from flatgauge.curvature.placing import place_taps
 from flatgauge.curvature.spreads import input_spreads
 from flatgauge.curvature.sweep import sweeper_of
 from flatgauge.curvature.taps import PARTS, Chunk
@@ -181,7 +182,10 @@ def measured(name: str) -> tuple[Case, LossSurface]:
 def taps(surface: LossSurface) -> list[type]:
     chunk = Chunk(surface.samples, frozenset(PARTS))
     plan = sweeper_of(surface).plan
-    return [type(tap) for tap in plan.taps(chunk, surface.subject.state, frozenset(surface.names))]
+    return [
+        type(tap)
+        for tap in place_taps(plan, chunk, surface.subject.state, frozenset(surface.names))
+    ]
 
 
 def definitions(case: Case, name: str, block: Tensor, spread: Tensor | None) -> dict[str, Tensor]:

@@ -10,6 +10,7 @@ from reference import dense_blocks, error, form, relative, rows_and_columns
 from torch import nn
 
 from flatgauge.curvature.blocks import block_curvature
+from flatgauge.curvature.placing import place_taps
 from flatgauge.curvature.pooled_taps import PooledTap
 from flatgauge.curvature.sweep import sweeper_of
 from flatgauge.curvature.taps import PARTS, Chunk
@@ -45,7 +46,10 @@ def taps(case: Case, *wanted: str) -> list[type]:
     surface = case.surface()
     chunk = Chunk(surface.samples, frozenset(wanted))
     plan = sweeper_of(surface).plan
-    return [type(tap) for tap in plan.taps(chunk, surface.subject.state, frozenset(surface.names))]
+    return [
+        type(tap)
+        for tap in place_taps(plan, chunk, surface.subject.state, frozenset(surface.names))
+    ]
 
 
 @pytest.mark.parametrize("name", NETWORKS)

@@ -17,11 +17,11 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from flatgauge import LossSurface
-from flatgauge.curvature import tail
+from flatgauge.curvature import placing, tail
 from flatgauge.curvature.blocks import Blocks, block_curvature
 from flatgauge.curvature.eigenvalues import block_eigenvalues
 from flatgauge.curvature.gradients import squared_slopes
-from flatgauge.curvature.plan import Plan
+from flatgauge.curvature.placing import place_taps
 from flatgauge.curvature.sweep import sweeper_of
 from flatgauge.curvature.tail import Tail
 from flatgauge.curvature.taps import PARTS, Chunk
@@ -267,7 +267,7 @@ def together(surface: LossSurface, *wanted: str) -> int:
     """How many layers go back together."""
     chunk = Chunk(surface.samples, frozenset(wanted))
     plan = sweeper_of(surface).plan
-    taps = plan.taps(chunk, surface.subject.state, frozenset(surface.names))
+    taps = place_taps(plan, chunk, surface.subject.state, frozenset(surface.names))
     tails = [tap.handlers() for tap in taps if isinstance(tap, Tail)]
     assert len(tails) <= 1
     return sum(op_name(node) != "relu" for nodes in tails for node in nodes)
@@ -319,7 +319,7 @@ def test_the_last_layers_are_taken_together_where_nothing_else_reads_them(name):
 
 def plain_taps(monkeypatch) -> None:
     """Every layer by itself."""
-    monkeypatch.setattr(Plan, "_last_layers", lambda plan, read: ([], []))
+    monkeypatch.setattr(placing, "last_layers", lambda plan, read: ([], []))
 
 
 def all_units(monkeypatch) -> None:

@@ -16,7 +16,40 @@ from flatgauge.layers import Layer
 from flatgauge.nodes import arguments_of, op_name
 
 
-class LayerTap(Tap):
+class OfLayer:
+    """What listens to one layer.
+
+    Attributes:
+        layer: The layer.
+        biases: What gathers its bias, None if it is not to be gathered.
+        gather: What gathers the weight's curvature, None if it is not to be gathered.
+        keeper: What keeps the columns, None if they are not to be kept.
+    """
+
+    layer: Layer
+    biases: VectorGather | None
+    gather: Gather | None
+    keeper: KeptColumns | None
+
+    def diagonals(self) -> dict[str, Tensor]:
+        """The diagonals of weight and bias."""
+        found = self.biases.diagonal() if self.biases else {}
+        diagonal = None if self.gather is None else self.gather.diagonal()
+        if diagonal is not None:
+            found[self.layer.name] = self.layer.original(diagonal)
+        return found
+
+    def sizes(self) -> dict[str, Tensor]:
+        """The size of the weight's diagonal."""
+        size = None if self.gather is None else self.gather.size()
+        return {} if size is None else {self.layer.name: self.layer.original(size)}
+
+    def kept(self) -> dict[str, Kept]:
+        """The columns that were kept."""
+        return {} if self.keeper is None else {self.layer.name: self.keeper.kept()}
+
+
+class LayerTap(OfLayer, Tap):
     """A tap at a contraction; its bias is gathered along with its weight.
 
     Args:
@@ -40,9 +73,9 @@ class LayerTap(Tap):
         super().__init__(chunk, layer.node, axes[1])
         self.layer = layer
         self._input_axis = axes[0]
-        self._biases = None
+        self.biases = None
         if bias is not None and layer.bias is not None:
-            self._biases = VectorGather(chunk, layer.bias, bias)
+            self.biases = VectorGather(chunk, layer.bias, bias)
         self.gather, self.keeper = gather, keeper
 
     def __call__(self, *arguments: Any, **keywords: Any) -> Tensor:
@@ -75,33 +108,16 @@ class LayerTap(Tap):
 
     def take(self) -> dict[str, Parts]:
         """The parts of weight and bias gathered since the last time."""
-        if self._biases is not None and isinstance(self.gather, Rows):
-            self._biases.add_squares(self.gather.s2)
+        if self.biases is not None and isinstance(self.gather, Rows):
+            self.biases.add_squares(self.gather.s2)
         parts = {} if self.gather is None else {self.layer.name: self.gather.take()}
-        return parts | (self._biases.take() if self._biases else {})
-
-    def diagonals(self) -> dict[str, Tensor]:
-        """The diagonals of weight and bias."""
-        found = self._biases.diagonal() if self._biases else {}
-        diagonal = None if self.gather is None else self.gather.diagonal()
-        if diagonal is not None:
-            found[self.layer.name] = self.layer.original(diagonal)
-        return found
-
-    def sizes(self) -> dict[str, Tensor]:
-        """The size of the weight's diagonal."""
-        size = None if self.gather is None else self.gather.size()
-        return {} if size is None else {self.layer.name: self.layer.original(size)}
-
-    def kept(self) -> dict[str, Kept]:
-        """The columns that were kept."""
-        return {} if self.keeper is None else {self.layer.name: self.keeper.kept()}
+        return parts | (self.biases.take() if self.biases else {})
 
     def hear(self, column: Tensor) -> None:
         """A column (n, positions, ...) at the layer's output."""
-        if self._biases is not None and not isinstance(self.gather, Rows):
+        if self.biases is not None and not isinstance(self.gather, Rows):
             units = -1 if self.layer.kind == "linear" else 2
-            self._biases.add(column.movedim(units, 1).flatten(2).sum(2))
+            self.biases.add(column.movedim(units, 1).flatten(2).sum(2))
         if self.gather is not None:
             self.gather.hear(column)
         if self.keeper is not None:

@@ -1,9 +1,9 @@
-"""How a model is swept: which parameters come out exactly, and what listens where."""
+"""How a model is swept: which parameters come out exactly, where they are read, what it takes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -11,23 +11,9 @@ from typing import Any
 from torch import Tensor, fx
 
 from flatgauge.curvature.degree import linearity
-from flatgauge.curvature.factors import KeptColumns
-from flatgauge.curvature.gathers import Gather, Positions
-from flatgauge.curvature.layer_taps import LayerTap
-from flatgauge.curvature.normed_taps import NormedTap, norm_behind
-from flatgauge.curvature.parameter_taps import (
-    BATCH_NORMS,
-    BatchNormTap,
-    Chain,
-    PointTap,
-    chain_from,
-    link,
-)
-from flatgauge.curvature.pooled_taps import PooledTap, gains, pooling_behind
-from flatgauge.curvature.rows import Rows
+from flatgauge.curvature.parameter_taps import BATCH_NORMS, Chain, chain_from, link
 from flatgauge.curvature.sample_gradients import columns_together
-from flatgauge.curvature.tail import TOGETHER, Link, Tail
-from flatgauge.curvature.taps import OF_ALL, Chunk, Tap, VectorGather
+from flatgauge.curvature.tail import TOGETHER
 from flatgauge.graph import ModelGraph, SampleAxis
 from flatgauge.layers import Layer, find_layers
 from flatgauge.nodes import arguments_of, op_name, shape_of
@@ -105,148 +91,6 @@ class Plan:
         axis = int(arguments_of(self.heads[0]).get("dim", 0))
         return axis % len(shape_of(self.logits))
 
-    def taps(self, chunk: Chunk, values: Mapping[str, Tensor], names: frozenset[str]) -> list[Tap]:
-        """Place taps for some parameters.
-
-        Args:
-            chunk: The chunk that is swept.
-            values: The parameters' values.
-            names: Which of the exact parameters to gather.
-
-        Returns:
-            The taps.
-        """
-        read: dict[fx.Node, dict[str, Site]] = {}
-        for name, site in self.sites.items():
-            if name in names:
-                read.setdefault(site.node, {})[name] = site
-        if not chunk.wanted & set(OF_ALL):  # Biases, norms, ... have no other parts.
-            names = names & self.layers.keys()
-        last, relus = self._last_layers(read)
-        taken = {layer.node for layer in last}
-        taps: list[Tap] = [self._tail(chunk, values, last, relus, names)] if last else []
-        for node, sites in read.items():  # Layers come first: norms behind them are taken then.
-            layer = self._layers_by_node.get(node)
-            norm = None if layer is None or layer.name not in sites else norm_behind(layer)
-            is_norm = any(site.role == "norm" for site in sites.values())
-            if node in taken:
-                continue
-            if layer is not None and norm is not None:
-                behind = self._norm_tap(chunk, norm, names)
-                taps.append(self._normed_tap(chunk, values, layer, behind))
-                taken.add(norm)
-            elif is_norm or not names.isdisjoint(sites):
-                taps.append(self._tap(chunk, values, node, sites, names))
-        return taps
-
-    @cached_property
-    def _layers_by_node(self) -> dict[fx.Node, Layer]:
-        return {layer.node: layer for layer in self.layers.values()}
-
-    def _normed_tap(
-        self, chunk: Chunk, values: Mapping[str, Tensor], layer: Layer, norm: BatchNormTap
-    ) -> NormedTap:
-        """The tap at a convolution with a batch-norm behind it."""
-        gather, keeper = self._gathers(chunk, layer, values[layer.name])
-        assert gather is None or isinstance(gather, Positions)  # Convolutions have positions.
-        axes = self._axis(layer.input), self._axis(layer.node)
-        return NormedTap(chunk, layer, axes, gather, keeper, norm)
-
-    def _last_layers(
-        self, read: Mapping[fx.Node, Mapping[str, Site]]
-    ) -> tuple[list[Layer], list[fx.Node]]:
-        """The perceptron at the end: its layers that are read, and the ReLUs between them."""
-        known = {
-            layer.node: layer
-            for name, layer in self.layers.items()
-            if name in read.get(layer.node, ()) and self._maps_rows(layer)
-        }
-        layers: list[Layer] = []
-        relus: list[fx.Node] = []
-        node: fx.Node | None = self.logits
-        while node in known:
-            layers.insert(0, known[node])
-            relu = layers[0].input
-            node = relu.all_input_nodes[0] if op_name(relu) == "relu" else None
-            if node in known and len(relu.users) == len(node.users) == 1:
-                relus.insert(0, relu)
-            else:
-                node = None
-        return (layers, relus) if relus else ([], [])
-
-    def _tail(
-        self,
-        chunk: Chunk,
-        values: Mapping[str, Tensor],
-        layers: Sequence[Layer],
-        relus: Sequence[fx.Node],
-        names: frozenset[str],
-    ) -> Tail:
-        """What stands in for the perceptron at the end."""
-        links: list[Link] = []
-        for layer in layers:
-            weight, bias = values[layer.name], layer.bias
-            gather, keeper = self._gathers(chunk, layer, weight)
-            assert gather is None or isinstance(gather, Rows)  # See `_maps_rows`.
-            biases = None
-            if bias in names and bias in self.sites:
-                biases = VectorGather(chunk, bias, values[bias])
-            before = links[-1] if links else None
-            links.append(Link(chunk, layer, weight, biases, gather, keeper, before))
-        return Tail(chunk, self._axis(layers[-1].node), links, relus)
-
-    def _maps_rows(self, layer: Layer) -> bool:
-        """Whether a layer maps one row per sample, and adds no more than a bias."""
-        if layer.kind != "linear" or self._many_positions(layer) or len(shape_of(layer.node)) != 2:
-            return False
-        given = arguments_of(layer.node)
-        added = given.get("self" if op_name(layer.node) == "addmm" else "bias")
-        return added is None or shape_of(added) == (layer.shape[layer.out_axis],)
-
-    def _gathers(
-        self, chunk: Chunk, layer: Layer, weight: Tensor
-    ) -> tuple[Gather | None, KeptColumns | None]:
-        """What gathers a layer's curvature, and what keeps its columns, as far as is wanted."""
-        gather = keeper = None
-        if chunk.wanted - {"columns"}:
-            kind = Positions if self._many_positions(layer) else Rows
-            activations = self.numbers(layer.input) + self.numbers(layer.node)
-            gather = kind(chunk, layer, weight, activations)
-        if "columns" in chunk.wanted:
-            keeper = KeptColumns(chunk, layer, weight)
-        return gather, keeper
-
-    def _tap(
-        self,
-        chunk: Chunk,
-        values: Mapping[str, Tensor],
-        node: fx.Node,
-        sites: Mapping[str, Site],
-        names: frozenset[str],
-    ) -> Tap:
-        """The tap at one op."""
-        roles = {site.role for site in sites.values()}
-        if roles <= {"layer", "bias"}:
-            layer = self._layers_by_node[node]
-            axes = self._axis(layer.input), self._axis(node)
-            bias = values[layer.bias] if layer.bias in sites and layer.bias in names else None
-            gather = keeper = None
-            if layer.name in sites:
-                gather, keeper = self._gathers(chunk, layer, values[layer.name])
-            pool = pooling_behind(layer)
-            if pool is not None and keeper is None and isinstance(gather, Positions):
-                channels, area = layer.shape[0], self.numbers(node) / self.numbers(pool)
-                if gains(gather, channels, area):
-                    return PooledTap(chunk, layer, axes, bias, gather, pool)
-            return LayerTap(chunk, layer, axes, bias, gather, keeper)
-        if roles == {"norm"}:
-            return self._norm_tap(chunk, node, names)
-        found = {n: self.graph.sample_axis(n) for n in node.all_input_nodes}
-        known = {n: axis for n, axis in found.items() if axis is not None}
-        wanted = [name for name in sites if name in names]
-        parameters = [(name, self.graph.parameters[name], values[name]) for name in wanted]
-        return PointTap(chunk, node, self._axis(node), parameters, known)
-
     def times_read(self, name: str) -> int:
         """How often the weight of a layer is read."""
         return _readers(self.graph.parameters[name], self.layers[name].node)[1]
@@ -273,7 +117,7 @@ class Plan:
             numbers += (3 + min(columns, 64)) * outputs + 3 * inputs
             if layer.kind == "linear":
                 transient = max(transient, min(columns, TOGETHER) * inputs)
-            if self._many_positions(layer):
+            if self.many_positions(layer):
                 together = columns_together(layer)
                 taps = math.prod(layer.shape[2:]) if layer.kind != "linear" else 1
                 numbers += taps * inputs + together * outputs
@@ -286,32 +130,28 @@ class Plan:
             return 0
         return math.prod(self.graph.sizes(node, 3)) - math.prod(self.graph.sizes(node, 2))
 
+    @cached_property
+    def layers_by_node(self) -> dict[fx.Node, Layer]:
+        """The layers by the op that contracts them."""
+        return {layer.node: layer for layer in self.layers.values()}
+
     def has_positions(self) -> bool:
         """Whether any layer is applied more than once to every sample."""
-        return any(self._many_positions(layer) for layer in self.layers.values())
+        return any(self.many_positions(layer) for layer in self.layers.values())
 
     def outputs_per_sample(self) -> int:
         """How many outputs the loss is taken of."""
         return self.numbers(self.logits)
 
-    def _axis(self, node: fx.Node) -> SampleAxis:
+    def axis(self, node: fx.Node) -> SampleAxis:
+        """Where the samples lie in what a node gives, among those that exact parameters meet."""
         axis = self.graph.sample_axis(node)
         assert axis is not None  # Else the parameter would not be in `exact`.
         return axis
 
-    def _many_positions(self, layer: Layer) -> bool:
+    def many_positions(self, layer: Layer) -> bool:
         """Whether a layer is applied more than once to every sample."""
         return layer.kind != "linear" or self.numbers(layer.node) > layer.shape[layer.out_axis]
-
-    def _norm_tap(self, chunk: Chunk, node: fx.Node, names: frozenset[str]) -> BatchNormTap:
-        """The tap at a batch-norm."""
-        parameters = {node: name for name, node in self.graph.parameters.items()}
-        given = arguments_of(node)
-        roles = {role: parameters.get(given[role], "") for role in ("weight", "bias")}
-        wanted = {
-            role: name for role, name in roles.items() if name in names and name in self.sites
-        }
-        return BatchNormTap(chunk, node, self._axis(node), wanted)
 
 
 def make_plan(graph: ModelGraph, output: fx.Node, trainable: tuple[str, ...]) -> Plan:

@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 
 from flatgauge.batch import Batch
 from flatgauge.budget import too_little
+from flatgauge.curvature.placing import place_taps
 from flatgauge.curvature.plan import Plan, make_plan, without_sweep
 from flatgauge.curvature.taps import Chunk, Tap, handlers_of
 from flatgauge.curvature.trial import Trial
@@ -150,7 +151,7 @@ class Sweeper:
         workspace = Workspace()
         for plan, batch in self.batches():
             chunk = Chunk(batch.samples, wanted, scales or {}, workspace)
-            taps = plan.taps(chunk, self._values, names)
+            taps = place_taps(plan, chunk, self._values, names)
             logits = self.run(plan, batch, handlers_of(taps))
             counted = self.counts_of(batch)
             kept = torch.ones_like(counted)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, fx
 
 from flatgauge.curvature.factors import Kept, KeptColumns
-from flatgauge.curvature.layer_taps import added_by
+from flatgauge.curvature.layer_taps import OfLayer, added_by
 from flatgauge.curvature.rows import Rows
 from flatgauge.curvature.taps import Chunk, Parts, Tap, VectorGather
 from flatgauge.graph import Handler, SampleAxis
@@ -73,11 +73,10 @@ class Group:
         total[samples] += lengths.sum(0)
 
 
-class Link:
+class Link(OfLayer):
     """One layer of the tail.
 
     Attributes:
-        layer: The layer.
         inputs: What goes in (n, in), of units that speak.
 
     Args:
@@ -90,10 +89,12 @@ class Link:
         before: The layer before it, with a ReLU between; None if it is the first.
     """
 
+    gather: Rows | None
     inputs: Tensor
     _outputs: Tensor
     _mask: Tensor
     _passing: Tensor
+    _ordered: Tensor
 
     def __init__(
         self,
@@ -107,7 +108,7 @@ class Link:
     ) -> None:
         self.layer = layer
         self._chunk, self._before = chunk, before
-        self._biases, self._gather, self._keeper = biases, gather, keeper
+        self.biases, self.gather, self.keeper = biases, gather, keeper
         self._weight = layer.canonical(weight)[0, :, :, 0]  # (out, in)
         self._speaking: Tensor | None = None  # The output units that do; None for all.
         self._scales = None if gather is None else gather.scales
@@ -150,11 +151,11 @@ class Link:
         """Make ready for columns, when all layers have run."""
         choice = self._chosen(self._speaking)
         inputs, outputs = self.inputs.detach(), self._outputs
-        if self._gather is not None:
-            self._gather.open(inputs, outputs, choice)
-        if self._keeper is not None:
+        if self.gather is not None:
+            self.gather.open(inputs, outputs, choice)
+        if self.keeper is not None:
             # What is kept outlives the chunk, whose memory is written over.
-            self._keeper.open(inputs.clone()[:, None], outputs[:, None], choice)
+            self.keeper.open(inputs.clone()[:, None], outputs[:, None], choice)
         order = choice.columns
         if order is not None and (self._by_length or self._scales is not None):
             silent = torch.ones(self._weight.shape[1], dtype=torch.bool, device=order.device)
@@ -176,12 +177,12 @@ class Link:
 
     @property
     def _by_length(self) -> bool:
-        return self._gather is not None and "relative" in self._chunk.wanted
+        return self.gather is not None and "relative" in self._chunk.wanted
 
     @property
     def goes_on(self) -> bool:
         """Whether it matters what becomes of columns in front of the layer."""
-        wanted = self._gather is not None and self._gather.reads_back
+        wanted = self.gather is not None and self.gather.reads_back
         return wanted or self._before is not None or self.inputs.requires_grad
 
     def back(self, group: Group, rows: Tensor, samples: slice) -> Tensor:
@@ -195,12 +196,12 @@ class Link:
         Returns:
             What they are at the output of the layer before, or at the input.
         """
-        if self._gather is not None or self._biases is not None:
+        if self.gather is not None or self.biases is not None:
             group.add(self._sum("s2", rows.shape[1]), rows, samples, group.factors)
             if group.sizes is not None:
                 group.add(self._sum("size", rows.shape[1]), rows, samples, group.sizes)
-        if self._keeper is not None:
-            self._keeper.put(group.apart(rows).transpose(0, 1)[:, :, None], samples, group.factors)
+        if self.keeper is not None:
+            self.keeper.put(group.apart(rows).transpose(0, 1)[:, :, None], samples, group.factors)
         if not self.goes_on:
             return rows
         shape = (len(rows), self._passing.shape[1])
@@ -210,7 +211,7 @@ class Link:
         if self._scales is not None:
             group.add_lengths(self._sum("scaled"), passed * self._ordered, samples)
         if self._before is None:
-            if self._gather is not None and self._gather.reads_back:
+            if self.gather is not None and self.gather.reads_back:
                 group.add(self._sum("t2", passed.shape[1]), passed, samples, group.factors)
             return passed
         passed = passed[:, : self.inputs.shape[1]]
@@ -237,38 +238,21 @@ class Link:
             return
         # Behind a ReLU, what does not speak is multiplied by zero anyway.
         t2 = sums.get("t2") if before is None else before._sums.get("s2")
-        if self._gather is not None:
+        if self.gather is not None:
             named = (sums.get(name) for name in ("lengths", "scaled", "size"))
-            self._gather.fill(sums["s2"], t2, *named)
+            self.gather.fill(sums["s2"], t2, *named)
 
     def take(self) -> dict[str, Parts]:
         """The parts of weight and bias since the last time, all layers having settled."""
         parts: dict[str, Parts] = {}
-        if self._biases is not None:
-            self._biases.add_squares(self._sums.get("s2"), self._speaking)
-            parts |= self._biases.take()
-        if self._gather is not None:
-            parts[self.layer.name] = self._gather.take()
+        if self.biases is not None:
+            self.biases.add_squares(self._sums.get("s2"), self._speaking)
+            parts |= self.biases.take()
+        if self.gather is not None:
+            parts[self.layer.name] = self.gather.take()
         self._sums = {}
         self._turn += 1
         return parts
-
-    def diagonals(self) -> dict[str, Tensor]:
-        """The diagonals of weight and bias."""
-        found = self._biases.diagonal() if self._biases else {}
-        diagonal = None if self._gather is None else self._gather.diagonal()
-        if diagonal is not None:
-            found[self.layer.name] = self.layer.original(diagonal)
-        return found
-
-    def sizes(self) -> dict[str, Tensor]:
-        """The size of the weight's diagonal."""
-        size = None if self._gather is None else self._gather.size()
-        return {} if size is None else {self.layer.name: self.layer.original(size)}
-
-    def kept(self) -> dict[str, Kept]:
-        """The columns that were kept."""
-        return {} if self._keeper is None else {self.layer.name: self._keeper.kept()}
 
 
 class Tail(Tap):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from flatgauge.batch import Batch
+from flatgauge.curvature.placing import place_taps
 from flatgauge.curvature.plan import Plan
 from flatgauge.curvature.tally import collect
 from flatgauge.curvature.taps import Chunk, handlers_of
@@ -83,7 +84,7 @@ class Trial:
         """The parameters at which one sample's column is heard in another's place, and why."""
         chunk = Chunk(few.samples, frozenset({"trace"}))
         values = self._subject.state
-        taps = plan.taps(chunk, values, frozenset(plan.sites))
+        taps = place_taps(plan, chunk, values, frozenset(plan.sites))
         inputs = self._inputs(self._subject.place(few))
         logits = plan.graph.run(values, inputs, handlers_of(taps), plan.logits)
         ramp = torch.linspace(1, 2, logits[0].numel()).to(logits).view_as(logits[0])
