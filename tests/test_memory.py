@@ -101,15 +101,16 @@ def status(key):
 
 torch.manual_seed(0)
 torch.set_num_threads(1)
+names = sys.argv[4].split(",") if sys.argv[4] else MEASURES
 few = fg.LossSurface(*CASES["few"]())
-fg.measure(few, measures=MEASURES)  # libraries and kernels are loaded before the count begins
+fg.measure(few, measures=names)  # libraries and kernels are loaded before the count begins
 del few
 case = CASES[sys.argv[2]]()
 gc.collect()
 before = status("VmRSS")
 open("/proc/self/clear_refs", "w").write("5")  # forget the peak so far
 surface = fg.LossSurface(*case, memory=sys.argv[3])
-report = fg.measure(surface, measures=sys.argv[4].split(",") if sys.argv[4] else MEASURES)
+report = fg.measure(surface, measures=names)
 values = {name: estimate.value for name, estimate in report.items()}
 print(json.dumps([status("VmHWM") - before, values]))
 """

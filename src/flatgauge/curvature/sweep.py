@@ -31,7 +31,7 @@ from flatgauge.surface import LossSurface
 MOST_COLUMNS = 63
 
 #: What is swept of more columns: the heaviest of every sample, and mixtures of the rest.
-HEAVY, MIXTURES = 13, 3
+HEAVY, MIXTURES = 13, 4
 
 #: What a chunk's activations should take (half of it where layers have many positions, which
 #: need as much again for patches and gradients), and how many samples it should hold at least.
