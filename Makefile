@@ -11,7 +11,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 BENCH  ?=
 PEERS  := src/flatgauge/bench/peer-dependencies.txt src/flatgauge/bench/peers.txt
-# What is never imported need not be compiled: that would take as long as the rest.
+# What is never imported need not be compiled.
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q install --no-compile -c constraints.txt
 
 .PHONY: demo test lint bench dist docs clean

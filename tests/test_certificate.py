@@ -440,7 +440,7 @@ FEW = ["hessian_trace", "rho_sum", "path_norm"]
     ("name", "samples", "scales", "measures"),
     [
         ("resnet20", 8, 1088, [*FEW, "normalized_sharpness"]),
-        ("lenet", 16, 32 + 64 + 200, [*FEW, "kappa_sum", "relative_flatness"]),
+        ("lenet", 32, 32 + 64 + 200, None),
         ("resnet2b", 4, 8 + 16 + 16 + 16 + 100, [*FEW, "psi_trace"]),
         ("eran_6_100", 32, 500, None),
     ],
