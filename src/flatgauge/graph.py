@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
-from flatgauge.nodes import filling, is_random, op_name, shape_of
+from flatgauge.nodes import call_op, filling, is_random, op_name, shape_of
 
 #: Stands in for an op while the graph runs: takes its arguments, returns its output.
 Handler = Callable[..., Any]
@@ -175,7 +175,7 @@ class ModelGraph:
                 if is_random(node):
                     continue
                 arguments = fx.node.map_arg((node.args, node.kwargs), known.__getitem__)
-                known[node] = node.target(*arguments[0], **arguments[1])  # type: ignore[operator]
+                known[node] = call_op(node, *arguments[0], **arguments[1])
         return known
 
     def run(

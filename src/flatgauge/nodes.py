@@ -27,6 +27,12 @@ def op_name(node: fx.Node) -> str:
     return str(schema.name).rpartition("::")[2]
 
 
+def call_op(node: fx.Node, *arguments: Any, **keywords: Any) -> Any:
+    """Call a node's operation."""
+    assert callable(node.target)
+    return node.target(*arguments, **keywords)
+
+
 def filling(node: fx.Node) -> float | None:
     """What an operation that reads no more than a shape fills it with; None for others."""
     if not all(isinstance(size, int) for size in shape_of(node)):

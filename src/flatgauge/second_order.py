@@ -95,6 +95,14 @@ class SecondOrder:
     @property
     def method(self) -> Method:
         """The way of differentiating twice: the one asked for, or the first that works."""
+        return self._method or self.try_out()
+
+    def try_out(self) -> Method:
+        """Choose the way, and what is left out on it, if that has not been done.
+
+        Returns:
+            The way.
+        """
         if self._method is None:
             for method in METHODS:
                 if method in self._complaints:
@@ -104,19 +112,16 @@ class SecondOrder:
                     break
                 self._complaints[method] = complaint
             self._method = method
+        if self._method == "reverse" and self._leave_out is None:  # The way was asked for.
+            self._leave_out = self._complaint("reverse", leave_out=True) is None
         return self._method
-
-    def try_out(self) -> None:
-        """Choose the way now, and what is left out on it."""
-        if self.method == "reverse":
-            _ = self.leave_out
 
     @property
     def leave_out(self) -> bool:
         """Whether units that are silent on a chunk are left out of its graph."""
-        if self._leave_out is None:  # The way was asked for, and nothing has been tried out.
-            self._leave_out = self._complaint("reverse", leave_out=True) is None
-        return self._leave_out
+        if self._leave_out is None:
+            self.try_out()
+        return bool(self._leave_out)
 
     def _tried(self, method: Method) -> str | None:
         """What speaks against a way of differentiating twice, if anything."""

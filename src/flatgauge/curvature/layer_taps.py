@@ -13,7 +13,7 @@ from flatgauge.curvature.rows import Rows
 from flatgauge.curvature.taps import Chunk, Parts, Tap, VectorGather
 from flatgauge.graph import SampleAxis
 from flatgauge.layers import Layer
-from flatgauge.nodes import arguments_of, op_name
+from flatgauge.nodes import arguments_of, call_op, op_name
 
 
 class OfLayer:
@@ -82,7 +82,7 @@ class LayerTap(OfLayer, Tap):
         """Compute the contraction."""
         given = list(arguments)
         activation = self.listening(given)
-        output = self.node.target(*given, **keywords)  # type: ignore[operator]
+        output = call_op(self.node, *given, **keywords)
         if self.gather is not None or self.keeper is not None:
             values = output.detach() - added_by(self.layer, given)
             inputs, outputs = self.taken(activation, values)

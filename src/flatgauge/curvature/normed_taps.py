@@ -19,7 +19,7 @@ from flatgauge.curvature.parameter_taps import BATCH_NORMS, BatchNormTap
 from flatgauge.curvature.taps import Chunk, Parts
 from flatgauge.graph import Handler, SampleAxis
 from flatgauge.layers import Layer
-from flatgauge.nodes import arguments_of, op_name
+from flatgauge.nodes import arguments_of, call_op, op_name
 
 
 def norm_behind(layer: Layer) -> fx.Node | None:
@@ -88,7 +88,7 @@ class NormedTap(LayerTap):
         place = list(arguments_of(self.node)).index("weight")
         given[place] = given[place] * scale.view(-1, *(1,) * (given[place].dim() - 1))
         activation = self.listening(given)
-        values = self.node.target(*given, **named)  # type: ignore[operator]
+        values = call_op(self.node, *given, **named)
         inputs, outputs = self.taken(activation, values.detach())
         if self._positions is not None:
             self._positions.open(inputs, outputs, scale=scale)

@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from flatgauge.curvature.taps import Chunk, Parts, Tap, VectorGather
 from flatgauge.graph import SampleAxis
-from flatgauge.nodes import arguments_of, op_name
+from flatgauge.nodes import arguments_of, call_op, op_name
 
 #: The names of batch-norm with stored statistics in exported graphs.
 BATCH_NORMS = ("batch_norm", "_native_batch_norm_legit_no_training")
@@ -190,7 +190,8 @@ class PointTap(Tap):
             for i, row in rows.items():
                 leaves[i] = row.movedim(0, places[i].axis)
             positional, named = pytree.tree_unflatten(leaves, spec)
-            return self.node.target(*positional, **named)  # type: ignore[operator,no-any-return]
+            output: Tensor = call_op(self.node, *positional, **named)
+            return output
 
         def hear(column: Tensor) -> None:
             for chain, value, gather in self._gathers:
@@ -207,7 +208,7 @@ class PointTap(Tap):
 
                 gather.add(torch.vmap(gradient)(moved, column).reshape(len(column), -1))
 
-        output = self.node.target(*arguments, **keywords)  # type: ignore[operator]
+        output = call_op(self.node, *arguments, **keywords)
         return self.heard(output, hear)
 
     def take(self) -> dict[str, Parts]:
@@ -261,6 +262,7 @@ def link(op: fx.Node, source: fx.Node) -> Callable[[Tensor], Tensor]:
         arguments, keywords = pytree.tree_map(
             lambda leaf: tensor if leaf is source else leaf, (op.args, dict(op.kwargs))
         )
-        return op.target(*arguments, **keywords)  # type: ignore[operator,no-any-return]
+        output: Tensor = call_op(op, *arguments, **keywords)
+        return output
 
     return function

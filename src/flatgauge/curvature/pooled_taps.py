@@ -17,7 +17,7 @@ from flatgauge.curvature.layer_taps import LayerTap, added_by
 from flatgauge.curvature.taps import Chunk
 from flatgauge.graph import Handler, SampleAxis
 from flatgauge.layers import Layer
-from flatgauge.nodes import op_name
+from flatgauge.nodes import call_op, op_name
 
 #: How many times more patches there may be, cut out for every channel by itself, than positions.
 _PATCHES = 4
@@ -95,14 +95,14 @@ class PooledTap(LayerTap):
         activation = arguments[self.layer.position]
         if activation.requires_grad or len(activation) != self.chunk.samples:
             return super().__call__(*arguments, **keywords)
-        output: Tensor = self.node.target(*arguments, **keywords)  # type: ignore[operator]
+        output: Tensor = call_op(self.node, *arguments, **keywords)
         self._opened = activation[:, None], (output - added_by(self.layer, arguments))[:, None]
         return output
 
     def _pooled(self, *arguments: Any, **keywords: Any) -> Tensor:
         """Compute the pooling, listening to what will be passed back through it."""
         if self._opened is None:
-            pooled: Tensor = self._pool.target(*arguments, **keywords)  # type: ignore[operator]
+            pooled: Tensor = call_op(self._pool, *arguments, **keywords)
             return pooled
         largest, places = torch.ops.aten.max_pool2d_with_indices(*arguments, **keywords)
         inputs, outputs = self._opened

@@ -11,6 +11,7 @@ from torch import Tensor
 from flatgauge.curvature.sweep import Sweeper
 from flatgauge.isolation import isolated
 from flatgauge.layers import Layer
+from flatgauge.nodes import call_op
 from flatgauge.precision import wide
 
 #: A unit that varies by less than this many units of rounding does not vary.
@@ -115,6 +116,6 @@ def _listener(layer: Layer, moments: Moments) -> Callable[..., Any]:
         activation = arguments[layer.position]
         units = -1 if layer.kind == "linear" else 1
         moments.add(activation.movedim(units, -1).reshape(-1, activation.shape[units]))
-        return layer.node.target(*arguments, **keywords)  # type: ignore[operator]
+        return call_op(layer.node, *arguments, **keywords)
 
     return run

@@ -167,8 +167,10 @@ class Sweeper:
             shares = counted * kept
             found = Pass(taps, shares, left_out, columns, mixtures, chunk, [logits])
             del taps, logits, curvature, columns, mixtures
-            yield found
-            found.let_go()
+            try:
+                yield found
+            finally:
+                found.let_go()
 
     def batches(self) -> Iterator[tuple[Plan, Batch]]:
         """All data in chunks, each with its plan.

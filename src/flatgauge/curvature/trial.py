@@ -83,6 +83,13 @@ class Trial:
     def other_samples(self, plan: Plan, few: Batch) -> dict[str, str]:
         """The parameters at which one sample's column is heard in another's place, and why."""
         chunk = Chunk(few.samples, frozenset({"trace"}))
+        try:
+            return self._mixed(plan, few, chunk)
+        finally:
+            chunk.let_go()
+
+    def _mixed(self, plan: Plan, few: Batch, chunk: Chunk) -> dict[str, str]:
+        """The same, on a chunk that is let go of afterwards."""
         values = self._subject.state
         taps = place_taps(plan, chunk, values, frozenset(plan.sites))
         inputs = self._inputs(self._subject.place(few))
@@ -98,7 +105,6 @@ class Trial:
                 parts.trace[sample] = 0
                 if parts.trace.any():
                     found[name] = "samples are mixed or reordered between it and the output"
-        chunk.let_go()
         return found
 
     def _outputs(self, plan: Plan, few: Batch) -> tuple[Tensor, Tensor]:
