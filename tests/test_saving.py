@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
 import stat
+from pathlib import Path
 
 import pytest
 import torch
@@ -159,6 +161,60 @@ def test_the_longest_name_can_be_written(tmp_path):
     path = tmp_path / ("n" * 255)
     assert check_place(path) == path
     assert write_whole(path, "text").read_text() == "text"
+
+
+REFUSALS = {
+    errno.ENOSPC: "the disk is full; free space on it, or name a file on another disk",
+    errno.EDQUOT: "your quota is used up; delete files of yours",
+    errno.EROFS: "the disk is read-only; name a file on a disk that can be written to",
+    errno.EACCES: "you may not write there; name a file in a folder that you may write to",
+    errno.EBUSY: f"{os.strerror(errno.EBUSY)}; name another file",
+}
+
+
+@pytest.mark.parametrize("code", REFUSALS)
+def test_errors_of_the_file_system_say_what_to_do(tmp_path, monkeypatch, code):
+    def refuse(*args, **words):
+        raise OSError(code, os.strerror(code))
+
+    path = tmp_path / "r.json"
+    write_whole(path, "old")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", refuse)
+        patch.setattr(Path, "touch", refuse)
+        for write in (lambda: write_whole(path, "new"), lambda: check_place(path)):
+            with pytest.raises(OSError, match="cannot be written") as caught:
+                write()
+            assert str(caught.value).startswith(f"`{path}` cannot be written: {REFUSALS[code]}")
+            assert (type(caught.value), caught.value.errno) == (type(OSError(code, "")), code)
+    assert path.read_text() == "old"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no disk that is always full")
+def test_a_full_disk():
+    with pytest.raises(OSError, match=r"`/dev/full` cannot be written: the disk is full; free"):
+        write_whole("/dev/full", "text")
+
+
+def test_a_file_larger_than_the_limit_is_refused_and_the_old_one_stays(tmp_path):
+    resource = pytest.importorskip("resource")
+    path, limits = tmp_path / "r.json", resource.getrlimit(resource.RLIMIT_FSIZE)
+    write_whole(path, "old")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, limits[1]))
+    try:
+        with pytest.raises(OSError, match=r"larger than files may be here; raise .*ulimit -f"):
+            write_whole(path, "new" * 64)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["r.json"]
+
+
+@pytest.mark.parametrize("write", [check_place, lambda path: write_whole(path, "text")])
+def test_a_name_that_is_too_long_is_refused(tmp_path, write):
+    with pytest.raises(OSError, match="its name is too long; give it a shorter one"):
+        write(tmp_path / ("n" * 256))
+    assert os.listdir(tmp_path) == []
 
 
 def test_json_of_results_is_written_whole(tmp_path):

@@ -2,10 +2,73 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+#: Why a file could not be written, and what to do, by the number of the system's error.
+_REASONS = {
+    errno.ENOSPC: ("the disk is full", "free space on it, or name a file on another disk"),
+    errno.EDQUOT: ("your quota is used up", "delete files of yours, or name a file elsewhere"),
+    errno.EFBIG: (
+        "it would be larger than files may be here",
+        "raise the limit (`ulimit -f`), or name a file on another disk",
+    ),
+    errno.EROFS: ("the disk is read-only", "name a file on a disk that can be written to"),
+    errno.EACCES: ("you may not write there", "name a file in a folder that you may write to"),
+    errno.EPERM: ("you may not write there", "name a file in a folder that you may write to"),
+    errno.ENAMETOOLONG: ("its name is too long", "give it a shorter one"),
+    errno.EISDIR: ("it is a folder", "name a file in it"),
+    errno.ENOTDIR: ("a part of its path is a file, not a folder", "name a file in a folder"),
+    errno.ENOENT: ("a folder of its path does not exist", "make it first"),
+    errno.ELOOP: ("its links lead in a circle", "name a file, not one of these links"),
+    errno.EMFILE: ("too many files are open", "close some, or raise the limit (`ulimit -n`)"),
+    errno.EIO: ("the disk reports an error", "check it, or name a file on another disk"),
+}
+
+
+def file_error(error: OSError, path: str | Path) -> OSError:
+    """An error of the file system as what failed, why, and what to do.
+
+    Args:
+        error: What the system raised.
+        path: What was to be written.
+
+    Returns:
+        An error of the same class and `errno` with that message. The given one if it has a message
+        of its own, or says that the reader of a pipe has ended.
+    """
+    if error.errno is None or error.strerror is None or isinstance(error, BrokenPipeError):
+        return error
+    why, what = _REASONS.get(error.errno, (error.strerror, "name another file"))
+    explained = type(error)(f"`{path}` cannot be written: {why}; {what}.")
+    explained.errno = error.errno
+    return explained
+
+
+@contextmanager
+def explain_file_errors(path: str | Path) -> Iterator[None]:
+    """Write a file within this: an error of the file system says what to do.
+
+    Args:
+        path: What is written.
+
+    Yields:
+        Nothing.
+
+    Raises:
+        OSError: What the system raised, explained.
+    """
+    try:
+        yield
+    except OSError as error:
+        explained = file_error(error, path)
+        if explained is error:
+            raise
+        raise explained from error
 
 
 def write_whole(path: str | Path, contents: str | bytes) -> Path:
@@ -17,7 +80,15 @@ def write_whole(path: str | Path, contents: str | bytes) -> Path:
 
     Returns:
         The path as given.
+
+    Raises:
+        OSError: If it cannot be written, with what to do; an old file there is as it was.
     """
+    with explain_file_errors(path):
+        return _write_whole(path, contents)
+
+
+def _write_whole(path: str | Path, contents: str | bytes) -> Path:
     place = _place(path)
     data = contents if isinstance(contents, bytes) else contents.encode()
     if place.exists() and not place.is_file():
@@ -51,26 +122,23 @@ def check_place(path: str | Path) -> Path:
         The path as given.
 
     Raises:
-        OSError: If there is a folder of that name, or none to write it in.
+        OSError: If there is a folder of that name, or none to write it in, or the system does not
+            let it; says what to do.
     """
-    place = _place(path)
-    if place.exists() and not place.is_file():
-        return Path(path)
-    part = place.with_name(_part_name())
-    try:
-        part.touch(exist_ok=False)
-    except OSError as error:
-        raise OSError(
-            f"`{path}` cannot be written: {error.strerror or error}; name a file in a folder that "
-            "you may write to."
-        ) from error
-    part.unlink()
+    with explain_file_errors(path):
+        place = _place(path)
+        if not place.exists() or place.is_file():
+            part = place.with_name(_part_name())
+            part.touch(exist_ok=False)
+            part.unlink()
     return Path(path)
 
 
 def _place(path: str | Path) -> Path:
     """Where a path leads, or why a file cannot be there."""
     place = Path(os.path.realpath(Path(path).expanduser()))
+    with suppress(FileNotFoundError, NotADirectoryError):
+        os.lstat(place)  # Raises if there can be no such name.
     if place.is_dir():
         raise IsADirectoryError(f"`{path}` is a folder; name a file in it.")
     if not place.parent.is_dir():

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import builtins
+import errno
 import fcntl
 import json
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -68,3 +71,15 @@ def test_a_study_needs_a_folder(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError, match="is a file; name a folder for the study"):
         tiny_study().run(tmp_path / "file")
+
+
+@pytest.mark.parametrize(("owner", "name"), [(Path, "mkdir"), (builtins, "open")])
+def test_a_folder_on_a_read_only_disk_is_named_with_what_to_do(
+    owner: object, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*args: object, **words: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(owner, name, refuse)
+    with pytest.raises(OSError, match=r"cannot be written: the disk is read-only; name a file"):
+        Store(tmp_path / "study").open(tiny_study().declaration(), resume=False)

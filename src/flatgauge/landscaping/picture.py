@@ -12,6 +12,7 @@ import numpy as np
 from flatgauge.drawing import contours, curves, reliefs
 from flatgauge.drawing.heights import Heights, Scale, scale_of
 from flatgauge.drawing.standalone import write_figure
+from flatgauge.writing import explain_file_errors
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -139,7 +140,8 @@ class Picture(ABC):
             The path.
         """
         whole: Any = self.plot(what=what, kind=kind, log=log).figure
-        whole.savefig(path, dpi=dpi)
+        with explain_file_errors(path):
+            whole.savefig(path, dpi=dpi)
         return Path(path)
 
     def to_html(

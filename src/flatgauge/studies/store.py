@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TextIO
 
 from torch import nn
 
@@ -19,7 +19,7 @@ from flatgauge.report.json_text import numbers, plain
 from flatgauge.studies.recipe import Recipe
 from flatgauge.studies.training import Trained
 from flatgauge.weights import load_weights
-from flatgauge.writing import write_whole
+from flatgauge.writing import explain_file_errors, write_whole
 
 _DECLARATION = "study.json"
 
@@ -57,8 +57,9 @@ class Store:
         """
         if self.folder.exists() and not self.folder.is_dir():
             raise NotADirectoryError(f"`{self.folder}` is a file; name a folder for the study.")
-        for part in ("models", "rows", "locks"):
-            (self.folder / part).mkdir(parents=True, exist_ok=True)
+        with explain_file_errors(self.folder):
+            for part in ("models", "rows", "locks"):
+                (self.folder / part).mkdir(parents=True, exist_ok=True)
         wanted = plain(declaration)
         with self._held_alone():  # Of processes that begin at once, one declares the study.
             if not self._declared.exists():
@@ -109,7 +110,7 @@ class Store:
         """
         import fcntl
 
-        with open(self.folder / "locks" / run, "w", encoding="utf-8") as lock:
+        with self._lock(run) as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -244,9 +245,14 @@ class Store:
         """Hold the whole folder, once others that do have let it go."""
         import fcntl
 
-        with open(self.folder / "locks" / _DECLARATION, "w", encoding="utf-8") as lock:
+        with self._lock(_DECLARATION) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
+
+    def _lock(self, name: str) -> TextIO:
+        place = self.folder / "locks" / name
+        with explain_file_errors(place):
+            return open(place, "w", encoding="utf-8")
 
     @property
     def _declared(self) -> Path:
