@@ -42,7 +42,7 @@ LAYERS = [
     ["graph", "osborne"],
     ["exports"],
     ["output_curvature", "layers", "matrix_scaling", "meetings", "path_sums"],
-    ["loss"],
+    ["loss", "targets"],
     ["label_losses"],
     ["losses"],
     ["estimators", "user_code", "weights"],

@@ -118,10 +118,30 @@ def test_a_sum_is_recognised(loss):
         LossSurface(net(), loss, (X, LABELS))
 
 
-@pytest.mark.parametrize("reduction", ["sum", "none"])
-def test_a_module_that_is_no_mean_is_refused_by_name(reduction):
-    with pytest.raises(ValueError, match=rf"reduction='{reduction}'.*CrossEntropyLoss\(reduction"):
-        LossSurface(net(), nn.CrossEntropyLoss(reduction=reduction), (X, LABELS))
+@pytest.mark.parametrize(
+    ("given", "mean", "target"),
+    [
+        (nn.CrossEntropyLoss(WEIGHT, reduction="sum"), nn.CrossEntropyLoss(WEIGHT), IGNORING),
+        (nn.MSELoss(reduction="sum"), nn.MSELoss(), NUMBERS),
+        (nn.HuberLoss(reduction="sum"), nn.HuberLoss(), NUMBERS),
+    ],
+)
+def test_a_module_that_sums_is_taken_as_its_mean_with_a_note(given, mean, target):
+    surface = LossSurface(net(), given, (X, target), chunk=5)
+    assert surface.value() == pytest.approx(mean(net()(X), target).item(), rel=1e-12)
+    assert any("(reduction='sum') is taken as its mean" in note for note in surface.notes)
+    assert given.reduction == "sum"
+
+
+def test_a_sum_over_the_batch_size_is_a_mean_over_samples():
+    model, loss = nn.Sequential(net(), nn.LogSoftmax(1)), nn.KLDivLoss(reduction="batchmean")
+    surface = LossSurface(model, loss, (X, SOFT), chunk=5)
+    assert surface.value() == pytest.approx(loss(model(X), SOFT).item(), rel=1e-12)
+
+
+def test_a_module_that_does_not_reduce_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"reduction='none'.*CrossEntropyLoss\(reduction='mean'"):
+        LossSurface(net(), nn.CrossEntropyLoss(reduction="none"), (X, LABELS))
 
 
 def test_a_contrastive_loss_is_refused():
@@ -149,9 +169,69 @@ def test_losses_that_do_not_fit(loss, target, message):
         LossSurface(net(), loss, data)
 
 
-def test_a_loss_of_the_wrong_kind():
-    with pytest.raises(TypeError, match="`loss` is a int"):
-        LossSurface(net(), 3, (X, LABELS))
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (3, "`loss` is a int"),
+        (nn.CrossEntropyLoss, r"`loss` is the class CrossEntropyLoss; .* `CrossEntropyLoss\(\)`"),
+        (lambda output: output.mean(), r"takes the arguments \(output\), but .* with two"),
+        (nn.TripletMarginLoss(), r"\(anchor.*, positive.*, negative.*\).*, but .* with two"),
+    ],
+)
+def test_a_loss_of_the_wrong_kind(loss, message):
+    with pytest.raises(TypeError, match=message):
+        LossSurface(net(), loss, (X, LABELS))
+
+
+def test_a_loss_that_fails_is_named_with_the_shapes():
+    message = r"the loss 'broken' fails on outputs of shape \(4, 3\) and targets of shape \(4,\)"
+
+    def broken(output: Tensor, target: Tensor) -> Tensor:
+        return output @ target.double()
+
+    with pytest.raises(ValueError, match=message + ".*RuntimeError"):
+        LossSurface(net(), broken, (X, LABELS))
+
+
+SIGNS = NUMBERS.sign()
+LOGS = nn.Sequential(net(), nn.LogSoftmax(1))
+
+
+@pytest.mark.parametrize(
+    ("loss", "target", "message"),
+    [
+        ("binary_cross_entropy", SIGNS, r"targets from -1 to 1, .* from 0 to 1; give `\(y \+ 1\)"),
+        (nn.BCEWithLogitsLoss(), 3 * SIGNS.clamp(0), "targets from 0 to 3, .* from 0 to 1"),
+        (nn.BCEWithLogitsLoss(WEIGHT), SIGNS, "'BCEWithLogitsLoss' got targets from -1 to 1"),
+        (F.binary_cross_entropy_with_logits, SIGNS, "targets from -1 to 1"),
+        (nn.MultiLabelSoftMarginLoss(), SIGNS, "targets from -1 to 1"),
+        ("cross_entropy", NUMBERS, "class probabilities, but they go down to -"),
+        ("cross_entropy", 2 * SOFT, "one sample add up to 2; divide them by their sum"),
+        (nn.CrossEntropyLoss(), SOFT.float() + 0.1, "one sample add up to 1.3"),
+        (nn.SoftMarginLoss(), SIGNS.clamp(0), "got the target 0, but it needs -1 or 1; give `2 *"),
+        (nn.HingeEmbeddingLoss(), SIGNS.clamp(0), "got the target 0, but it needs -1 or 1"),
+        (nn.PoissonNLLLoss(), SIGNS, "targets from -1 to 1, but it needs numbers of at least 0"),
+        (nn.MultiMarginLoss(), LABELS + 1, "but the model has 3 outputs, so labels must lie in 0"),
+        (nn.MultiLabelMarginLoss(), LABELS[:, None].repeat(1, 3) + 1, "class numbers must lie in"),
+    ],
+)
+def test_targets_out_of_range_are_refused_wherever_they_are(loss, target, message):
+    allowed = SOFT if target.is_floating_point() else target.clamp(max=2)
+    if isinstance(loss, (nn.SoftMarginLoss, nn.HingeEmbeddingLoss)):
+        allowed = SIGNS
+    LossSurface(net(), loss, (X, allowed))
+    late = torch.cat([allowed[:8], target[8:]])
+    with pytest.raises(ValueError, match=message):
+        LossSurface(net(), loss, (X, late)).value()
+
+
+def test_log_likelihood_needs_labels():
+    with pytest.raises(ValueError, match=r"`loss='nll'` needs integer class labels, but got"):
+        LossSurface(LOGS, "nll", (X, SOFT))
+
+
+def test_probabilities_of_half_precision_are_accepted():
+    LossSurface(net(), "cross_entropy", (X, SOFT.half()))
 
 
 def test_every_label_ignored():

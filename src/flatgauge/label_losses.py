@@ -11,6 +11,7 @@ from torch import Tensor
 from flatgauge.loss import Loss, prediction
 from flatgauge.output_curvature import Softmax
 from flatgauge.precision import wide
+from flatgauge.targets import check_distribution
 
 #: The label that PyTorch and Hugging Face leave out of a loss.
 IGNORED = -100
@@ -52,7 +53,7 @@ def cross_entropy(
 
     def check(output: Any, target: Any) -> None:
         logits = prediction(output)
-        _check_labels("cross_entropy", logits, target, ignore_index)
+        check_labels("cross_entropy", logits, target, ignore_index)
         if not second:
             _check_layout("cross_entropy", logits, target)
 
@@ -75,7 +76,13 @@ def nll(*, weight: Tensor | None = None, ignore_index: int = IGNORED, second: bo
 
     def check(output: Any, target: Any) -> None:
         logits = prediction(output)
-        _check_labels("nll", logits, target, ignore_index)
+        if isinstance(target, Tensor) and target.is_floating_point():
+            raise ValueError(
+                f"`loss='nll'` needs integer class labels, but got {target.dtype} targets of shape "
+                f"{tuple(target.shape)}; give labels, or for class probabilities use "
+                "`loss='cross_entropy'` on a model that ends before its log-softmax."
+            )
+        check_labels("nll", logits, target, ignore_index)
         if not second:
             _check_layout("nll", logits, target)
 
@@ -126,7 +133,7 @@ def normalized_cross_entropy(ignored: int = IGNORED) -> Loss:
                 f"but the outputs have shape {tuple(logits.shape)} and the targets are {kind}"
                 f"{shape}; pass `surrogate=None` to measure the surface's own loss."
             )
-        _check_labels(name, logits, target, ignored)
+        check_labels(name, logits, target, ignored)
 
     def count(target: Tensor) -> float:
         return _label_count(target, None, ignored)
@@ -182,7 +189,7 @@ def _label_count(target: Tensor, weight: Tensor | None, ignore_index: int) -> fl
     return float(weight.cpu().double()[kept.long().cpu()].sum())
 
 
-def _check_labels(name: str, logits: Tensor, target: Any, ignore_index: int) -> None:
+def check_labels(name: str, logits: Tensor, target: Any, ignore_index: int | None = None) -> None:
     """Refuse labels that torch would answer with an index error, or silently misread."""
     if not isinstance(target, Tensor) or logits.dim() < 2:
         raise ValueError(
@@ -196,6 +203,7 @@ def _check_labels(name: str, logits: Tensor, target: Any, ignore_index: int) -> 
                 f"outputs of shape {tuple(logits.shape)}; give integer class labels of shape (N,) "
                 "or class probabilities of the outputs' shape, or use `loss='mse'`."
             )
+        check_distribution(name, logits, target)
         return
     shaped, labels = _labels(logits, target)
     classes = shaped.shape[1]
@@ -209,12 +217,13 @@ def _check_labels(name: str, logits: Tensor, target: Any, ignore_index: int) -> 
             f"`loss={name!r}` over one class is the constant 0 and has no curvature; use "
             "`loss='binary_cross_entropy'` for one logit, or give the model one output per class."
         )
-    kept = labels[labels != ignore_index]
+    kept = labels if ignore_index is None else labels[labels != ignore_index]
     if kept.numel() and (int(kept.min()) < 0 or int(kept.max()) >= classes):
+        ignored = "" if ignore_index is None else f" (or be {ignore_index} to be ignored)"
         raise ValueError(
             f"labels run from {int(kept.min())} to {int(kept.max())}, but the model has "
-            f"{classes} outputs, so labels must lie in 0..{classes - 1} (or be {ignore_index} to "
-            "be ignored); check the model's last layer and the labels."
+            f"{classes} outputs, so labels must lie in 0..{classes - 1}{ignored}; check the "
+            "model's last layer and the labels."
         )
 
 

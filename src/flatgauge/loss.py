@@ -29,6 +29,7 @@ class Loss:
         size: Of the terms that the second derivatives by every sample's outputs are sums of, where
             these may cancel altogether.
         ignored: The label that is left out, where there is one.
+        notes: How what the user gave was read.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Loss:
     defined: Callable[[Tensor], Tensor] | None = None
     size: Callable[[Tensor], Tensor] | None = None
     ignored: int | None = None
+    notes: tuple[str, ...] = ()
 
 
 def prediction(output: Any) -> Tensor:

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flatgauge.label_losses import cross_entropy, nll
+from flatgauge.label_losses import check_labels, cross_entropy, nll
 from flatgauge.loss import Loss, prediction
 from flatgauge.output_curvature import Diagonal
 from flatgauge.precision import wide
+from flatgauge.targets import (
+    check_label_lists,
+    check_not_negative,
+    check_signs,
+    check_unit_interval,
+)
+
+#: Refuses targets that a loss makes no sense of, from its name, the tensor it reads and them.
+Check = Callable[[str, Tensor, Any], None]
 
 
 def elementwise(
     name: str,
     function: Callable[..., Tensor],
     second: Callable[[Tensor, Tensor], Tensor],
+    accepts: Check | None = None,
     **options: Any,
 ) -> Loss:
     """A loss averaged over samples and outputs alike, such as the squared error.
@@ -26,6 +39,7 @@ def elementwise(
         name: How it is called.
         function: The loss as torch has it.
         second: Its second derivative by the outputs, from outputs and targets.
+        accepts: Refuses targets by their values.
         **options: Tensors that go to the function.
 
     Returns:
@@ -47,6 +61,8 @@ def elementwise(
                 "shape (`y[:, None]` for one output, `F.one_hot(y, classes).float()` for class "
                 "labels)."
             )
+        if accepts is not None:
+            accepts(name, guess, target)
 
     def curvature(guess: Tensor, target: Tensor) -> Diagonal:
         return Diagonal(second(wide(guess.detach()), wide(target)).expand(guess.shape).contiguous())
@@ -62,16 +78,41 @@ def binary_cross_entropy(pos_weight: Tensor | None = None) -> Loss:
         return (target * more + 1 - target) * logits.sigmoid() * (-logits).sigmoid()
 
     extra = {} if pos_weight is None else {"pos_weight": pos_weight}
-    return elementwise("binary_cross_entropy", F.binary_cross_entropy_with_logits, second, **extra)
+    function = F.binary_cross_entropy_with_logits
+    return elementwise("binary_cross_entropy", function, second, check_unit_interval, **extra)
 
 
-def from_callable(function: Callable[[Any, Any], Any], name: str) -> Loss:
+def from_callable(function: Callable[[Any, Any], Any]) -> Loss:
     """A user's own mean loss; what its mean is taken over is found out later."""
+    name = str(getattr(function, "__name__", type(function).__name__))
+    _check_arguments(function, name)
+    accepts = _accepts(function)
 
     def total(output: Any, target: Any) -> Tensor:
         return _scalar(function(output, target), name)
 
-    return Loss(name, total, None)
+    def check(output: Any, target: Any) -> None:
+        if accepts is not None:
+            accepts(name, prediction(output), target)
+
+    return Loss(name, total, None, check)
+
+
+def _check_arguments(function: Callable[[Any, Any], Any], name: str) -> None:
+    """Refuse a loss that cannot be called with output and target."""
+    called = function.forward if isinstance(function, nn.Module) else function
+    try:
+        signature = inspect.signature(called)
+    except (TypeError, ValueError):  # Written in C: torch says what is wrong when it is called.
+        return
+    try:
+        signature.bind(None, None)
+    except TypeError:
+        raise TypeError(
+            f"the loss {name!r} takes the arguments {signature}, but it is called with two, the "
+            "model's output and the targets of a batch; write it as a function (output, target) "
+            "-> mean loss, such as `lambda output, target: my_loss(output)`."
+        ) from None
 
 
 def from_model() -> Loss:
@@ -119,6 +160,30 @@ _FUNCTIONS: tuple[tuple[Any, str], ...] = (
 )
 
 
+#: What torch's further losses accept as targets.
+_ACCEPTED: tuple[tuple[Any, Any, Check], ...] = (
+    (nn.BCELoss, F.binary_cross_entropy, check_unit_interval),
+    (nn.BCEWithLogitsLoss, F.binary_cross_entropy_with_logits, check_unit_interval),
+    (nn.HingeEmbeddingLoss, F.hinge_embedding_loss, check_signs),
+    (nn.KLDivLoss, F.kl_div, check_not_negative),
+    (nn.MultiLabelMarginLoss, F.multilabel_margin_loss, check_label_lists),
+    (nn.MultiLabelSoftMarginLoss, F.multilabel_soft_margin_loss, check_unit_interval),
+    (nn.MultiMarginLoss, F.multi_margin_loss, check_labels),
+    (nn.PoissonNLLLoss, F.poisson_nll_loss, check_not_negative),
+    (nn.SoftMarginLoss, F.soft_margin_loss, check_signs),
+)
+
+
+def _accepts(loss: Any) -> Check | None:
+    """What refuses the targets of one of torch's losses; None for others."""
+    if getattr(loss, "log_target", False):  # The targets are logarithms.
+        return None
+    for module, function, accepts in _ACCEPTED:
+        if type(loss) is module or loss is function:
+            return accepts
+    return None
+
+
 #: By torch's own functions and modules, whose classes are the second dimension.
 _TORCH_LAYOUT: dict[str, Callable[[], Loss]] = {
     "cross_entropy": lambda: cross_entropy(second=True),
@@ -138,9 +203,9 @@ def resolve_loss(loss: Any, denominator: Any = None) -> Loss:
         The loss as total and count.
 
     Raises:
-        ValueError: If the name is unknown, the loss is a sum or not reduced, or its denominator
-            is known already.
-        TypeError: If it, or the denominator, is none of these.
+        ValueError: If the name is unknown, the loss is not reduced, or its denominator is known
+            already.
+        TypeError: If it, or the denominator, is none of these, or a class.
     """
     if denominator is not None and not callable(denominator):
         raise TypeError(
@@ -172,16 +237,26 @@ def _resolved(loss: Any) -> Loss:
             f"`loss` is a {type(loss).__name__}; it must be a name, a callable (output, target) "
             "-> mean loss, or None for the model's own loss. The order is model, loss, data."
         )
+    if isinstance(loss, type):
+        raise TypeError(
+            f"`loss` is the class {loss.__name__}; pass an instance of it: `{loss.__name__}()`."
+        )
     for function, name in _FUNCTIONS:
         if loss is function:
             return {**NAMED, **_TORCH_LAYOUT}[name]()
     reduction = getattr(loss, "reduction", "mean")
-    if reduction != "mean":
+    if reduction == "sum" and isinstance(loss, nn.Module):
+        name = type(loss).__name__
+        note = f"the loss {name}(reduction='sum') is taken as its mean, {name}(reduction='mean')"
+        mean = copy.copy(loss)
+        mean.reduction = "mean"  # type: ignore[assignment]
+        return replace(_resolved(mean), notes=(note,))
+    if reduction not in ("mean", "batchmean"):
         raise ValueError(
             f"the loss {type(loss).__name__} has reduction={reduction!r}, but a loss surface is a "
             f"mean over samples; use {type(loss).__name__}(reduction='mean')."
         )
-    return _from_module(loss) or from_callable(loss, getattr(loss, "__name__", type(loss).__name__))
+    return _from_module(loss) or from_callable(loss)
 
 
 def _from_module(loss: Any) -> Loss | None:

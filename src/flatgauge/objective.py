@@ -98,6 +98,7 @@ class Objective:
                 # Kernels round differently for one sample, and a ReLU may flip: look again in
                 # double precision before refusing.
                 self._count_of, self.notes = self._found_count(subject.doubled(), denominator)
+        self.notes = [*loss.notes, *self.notes]
         self._count_all()
 
     def _found_count(
@@ -378,20 +379,36 @@ class Objective:
                     lambda: self._subject(self._subject.leaves, few, with_labels=self.loss.own)
                 )
             except Exception as error:
-                shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors(few.inputs))
                 raise ValueError(
-                    f"the model fails on inputs of shape {shapes} (the first samples of the data): "
+                    f"the model fails on inputs {_shapes(few.inputs)} (the first samples of the "
+                    f"data): "
                     f"{type(error).__name__}: {error}"
                 ) from error
             if any("None of the inputs have requires_grad" in warning for warning in warned):
                 raise ValueError(REENTRANT)
             self.loss.check(output, few.target)
+            try:
+                self.loss.total(output, few.target)
+            except ValueError:
+                raise
+            except Exception as error:
+                raise ValueError(
+                    f"the loss {self.loss.name!r} fails on outputs {_shapes(output)} and targets "
+                    f"{_shapes(few.target)} (the first samples of the data): "
+                    f"{type(error).__name__}: {error}"
+                ) from error
         self._subject.lay_out(few, self._output_and_loss)
 
     def _output_and_loss(self, batch: Batch) -> tuple[Any, Any]:
         """What model and loss give for a batch."""
         output = self._subject(self._subject.leaves, batch, with_labels=self.loss.own)
         return output, self.loss.total(output, batch.target)
+
+
+def _shapes(tree: Any) -> str:
+    """The shapes of all tensors in a structure."""
+    found = ", ".join(str(tuple(tensor.shape)) for tensor in tensors(tree))
+    return f"of shape {found}" if found else f"of type {type(tree).__name__}"
 
 
 def _watched(action: Callable[[], Any]) -> tuple[Any, list[str]]:
