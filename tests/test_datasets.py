@@ -12,6 +12,7 @@ import torch
 import zoo
 from data_files import write_cifar
 
+from flatgauge import LossSurface
 from flatgauge.datasets import BUILTIN, load_dataset
 
 
@@ -147,6 +148,39 @@ def test_npz_dtypes(tmp_path, dtype, inputs, targets):
     for tensor, (expected, value) in zip(samples, (inputs, targets), strict=True):
         assert tensor.dtype == expected
         torch.testing.assert_close(tensor, torch.full_like(tensor, value))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "note"),
+    [
+        ("uint8", "the inputs are uint8, taken for images and divided by 255"),
+        ("bool", "the inputs are bool, read as 0 and 1 in float32"),
+        ("float64", "the inputs are float64, rounded to float32"),
+        ("float32", None),
+        ("int16", None),
+    ],
+)
+def test_npz_conversions_are_in_the_notes_of_the_surface(tmp_path, dtype, note):
+    rows = (np.arange(12).reshape(4, 3) % 2).astype(dtype)
+    np.savez(tmp_path / "own.npz", x=rows, y=np.array([0, 1, 0, 1]))
+    samples = load_dataset(f"{tmp_path}/own.npz")
+    assert samples.notes == (() if note is None else (note,))
+    if samples.inputs.is_floating_point():
+        surface = LossSurface(torch.nn.Linear(3, 2), "cross_entropy", samples)
+        assert surface.notes == list(samples.notes)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "targets", "message"),
+    [
+        (np.full((2, 3), 1e300), np.ones(2), r"the inputs in .* are float64 and go from 1e\+300"),
+        (np.ones((2, 3), "f4"), np.array([1, 2**64 - 1], "u8"), "the targets in .* are uint64"),
+    ],
+)
+def test_npz_numbers_that_do_not_fit_are_refused(tmp_path, inputs, targets, message):
+    np.savez(tmp_path / "own.npz", x=inputs, y=targets)
+    with pytest.raises(ValueError, match=message + ".*does not fit"):
+        load_dataset(f"{tmp_path}/own.npz")
 
 
 ROWS = np.ones((3, 2))

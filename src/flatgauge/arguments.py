@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Real
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,10 @@ def check_order(model: Any, loss: Any, data: Any) -> None:
         raise TypeError(f"LossSurface got ({kinds}); the order is LossSurface(model, loss, data).")
 
 
-def check_options(chunk: Any, dtype: torch.dtype | None, weight_decay: float) -> None:
-    """Refuse settings that mean nothing."""
-    if chunk is not None and (not isinstance(chunk, int) or chunk < 1):
+def check_options(chunk: Any, dtype: Any, weight_decay: Any, **switches: Any) -> None:
+    """Refuse settings that mean nothing; switches are true or false, or None where allowed."""
+    whole = isinstance(chunk, int) and not isinstance(chunk, bool)
+    if chunk is not None and (not whole or chunk < 1):
         raise ValueError(f"`chunk={chunk!r}` must be a number of samples, at least 1, or None.")
     if dtype is not None and not isinstance(dtype, torch.dtype):
         raise TypeError(f"`dtype={dtype!r}` must be torch.float32, torch.float64 or None.")
@@ -29,8 +31,43 @@ def check_options(chunk: Any, dtype: torch.dtype | None, weight_decay: float) ->
             f"`dtype={dtype}` is too coarse for second derivatives; use torch.float32, "
             "torch.float64, or None to follow the model."
         )
-    if not (math.isfinite(weight_decay) and weight_decay >= 0):
+    if not is_finite(weight_decay) or weight_decay < 0:
         raise ValueError(f"`weight_decay={weight_decay!r}` must be a finite number of at least 0.")
+    for name, value in switches.items():
+        if not isinstance(value, bool) and not (value is None and name == "sharded"):
+            raise TypeError(f"`{name}={value!r}` is a {type(value).__name__}; give True or False.")
+
+
+def is_finite(value: Any) -> bool:
+    """Whether something is a finite real number that fits double precision."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def check_radius(name: str, value: Any, dtype: torch.dtype) -> None:
+    """Refuse a radius that is not positive, or whose square is infinite.
+
+    Args:
+        name: How the argument is called.
+        value: What the user gave.
+        dtype: The precision of the computation.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    if not is_finite(value) or value <= 0:
+        raise ValueError(f"`{name}={value!r}` must be a positive finite number: it is a radius.")
+    largest = math.sqrt(torch.finfo(dtype).max)
+    if value > largest:
+        kind = str(dtype).removeprefix("torch.")
+        raise ValueError(
+            f"`{name}={value!r}` is too large a radius: its square overflows in {kind}, which "
+            f"holds radii up to {largest:.2g}; take a smaller one."
+        )
 
 
 def as_tensor(numbers: Any, name: str) -> Tensor:

@@ -23,7 +23,7 @@ def checked_request(
 
     Args:
         surface: Where to measure.
-        measures: Names, or a mapping from names to options; None for all.
+        measures: Names, or a mapping from names to options; None or ``"all"`` for all.
         gauge: ``"balanced"`` or None.
         seed: Of everything random.
 
@@ -77,7 +77,7 @@ def wanted_of(
     """Look up what was asked for, and check the options before anything runs.
 
     Args:
-        measures: Names, or a mapping from names to options; None for all.
+        measures: Names, or a mapping from names to options; None or ``"all"`` for all.
         prefix: To be put before every name that does not have it.
 
     Returns:
@@ -87,9 +87,9 @@ def wanted_of(
         TypeError: If it is one string.
         ValueError: If a measure or an option does not exist.
     """
-    if isinstance(measures, str):
+    if isinstance(measures, str) and measures != "all":
         raise TypeError(f"`measures={measures!r}` is one string; pass a list: [{measures!r}].")
-    if measures is None:
+    if measures is None or measures == "all":
         measures = [item.name for item in registry]
     if not isinstance(measures, Iterable):
         raise TypeError(f"`measures={measures!r}` must be a list of names, or None for all.")

@@ -47,7 +47,7 @@ class Batches:
     def __init__(
         self, data: Any, *, room: int, check: bool = True, may_be_empty: bool = False
     ) -> None:
-        self.notes: list[str] = []
+        self.notes: list[str] = list(getattr(data, "notes", ())) if isinstance(data, tuple) else []
         self.text = _in_words(data)
         self._room = room
         self.processes: Processes = BY_ITSELF

@@ -175,4 +175,4 @@ def _wanted(measures: Any) -> Wanted:
     """The measures to certify."""
     if measures is None:
         return [(item, {}) for item in registry if set(item.needs) & set(PARTS)]
-    return wanted_of(None if measures == "all" else measures)
+    return wanted_of(measures)

@@ -33,6 +33,7 @@ def parse_bytes(text: str | int) -> int:
 
     Raises:
         ValueError: If the text is no amount of memory, or less than 1 MiB.
+        TypeError: If it is neither text nor a whole number.
 
     Example:
         >>> parse_bytes("2GiB")
@@ -47,7 +48,12 @@ def parse_bytes(text: str | int) -> int:
                 "a number of bytes, or 'auto'."
             )
         amount = int(float(match[1]) * _UNITS[match[2]])
-    if not isinstance(amount, int) or isinstance(amount, bool) or amount < SMALLEST:
+    if not isinstance(amount, int) or isinstance(amount, bool):
+        raise TypeError(
+            f"`memory={text!r}` is a {type(text).__name__}; give a text such as '2GiB', a whole "
+            "number of bytes, or 'auto'."
+        )
+    if amount < SMALLEST:
         raise ValueError(
             f"`memory={text!r}` is too little to work in; give at least '1MiB', or 'auto'."
         )

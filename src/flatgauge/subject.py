@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -187,15 +188,14 @@ class Subject:
             name: leaf.detach() for name, leaf in zip(self.names, self.leaves, strict=True)
         }
 
-    @staticmethod
-    def arguments(batch: Batch, *, with_labels: bool) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def arguments(
+        self, batch: Batch, *, with_labels: bool
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What the model is called with for a batch: positional and keyword arguments."""
         inputs = batch.inputs
-        if isinstance(inputs, Mapping):
-            return (), {k: v for k, v in inputs.items() if with_labels or k != batch.label_key}
-        if isinstance(inputs, (tuple, list)):
-            return tuple(inputs), {}
-        return (inputs,), {}
+        if isinstance(inputs, Mapping) and not with_labels:
+            inputs = {key: value for key, value in inputs.items() if key != batch.label_key}
+        return arguments_for(self.model, inputs)
 
     def holding(self, leaves: Sequence[Tensor], action: Callable[[], T]) -> T:
         """Do something while the model's trainable parameters have other values.
@@ -223,10 +223,11 @@ class Subject:
 
         def move(tensor: Tensor) -> Tensor:
             dtype = self.dtype if tensor.is_floating_point() else tensor.dtype
-            moved = tensor.to(self.device, dtype, copy=True)  # A model may write to its inputs.
+            # A copy, as a model may write to its inputs; not part of a graph of the user's.
+            moved = tensor.detach().to(self.device, dtype, copy=True)
             if self._channels_last and moved.dim() == 4 and moved.is_floating_point():
                 moved = moved.contiguous(memory_format=torch.channels_last)
-            return moved
+            return moved.requires_grad_(tensor.requires_grad)
 
         inputs, target = map_tensors(move, (batch.inputs, batch.target))
         return replace(batch, inputs=inputs, target=target)
@@ -289,6 +290,37 @@ def computed(model: nn.Module) -> dict[int, Tensor]:
     return {id(v): v.detach().clone() for v in held if isinstance(v, Tensor) and not v.is_leaf}
 
 
+def arguments_for(model: nn.Module, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What a model is called with: positional and keyword arguments.
+
+    Args:
+        model: The model.
+        inputs: A tuple of positional arguments, a dict of keyword arguments (of a model that does
+            not take these names, its one positional argument), or one argument.
+
+    Returns:
+        The arguments.
+    """
+    if isinstance(inputs, Mapping):
+        named = dict(inputs)
+        whole = not _takes(model, (), named) and _takes(model, (named,), {})
+        return ((named,), {}) if whole else ((), named)
+    if isinstance(inputs, (tuple, list)):
+        return tuple(inputs), {}
+    return (inputs,), {}
+
+
+def _takes(model: nn.Module, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
+    """Whether a model's forward can be called with such arguments."""
+    try:
+        inspect.signature(model.forward).bind(*arguments, **keywords)
+    except TypeError:
+        return False
+    except ValueError:  # There is no signature.
+        return True
+    return True
+
+
 def unwrapped(model: Any) -> nn.Module:
     """Take off wrappers that stand in the way of second derivatives.
 
@@ -322,11 +354,32 @@ def unwrapped(model: Any) -> nn.Module:
                 "Python module it was made from."
             )
     if not isinstance(model, nn.Module):
-        raise TypeError(
-            f"`model` is a {type(model).__name__}, not a torch.nn.Module; the order of the "
-            "arguments is LossSurface(model, loss, data)."
-        )
+        raise TypeError(_no_module(model))
     return model
+
+
+def _no_module(model: Any) -> str:
+    """What to do with something that is not a module."""
+    kind = type(model).__name__
+    if isinstance(getattr(model, "__self__", None), nn.Module):
+        return f"`model` is a method of a {type(model.__self__).__name__}; pass the module itself."
+    if isinstance(model, type):
+        return f"`model` is the class {model.__name__}; pass an instance of it."
+    if isinstance(model, Mapping):
+        return (
+            f"`model` is a {kind}; if it is a state dict, load it into the module it belongs to "
+            "(`model.load_state_dict(state)`) and pass that."
+        )
+    if callable(model):
+        return (
+            f"`model` is a {kind}, whose parameters cannot be found or replaced; needed is a "
+            "torch.nn.Module that holds them as `nn.Parameter`. Write a class with the function as "
+            "its `forward` and the parameters as attributes: `self.weight = nn.Parameter(weight)`."
+        )
+    return (
+        f"`model` is a {kind}, not a torch.nn.Module; the order of the arguments is "
+        "LossSurface(model, loss, data)."
+    )
 
 
 def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:

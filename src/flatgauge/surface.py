@@ -118,7 +118,8 @@ class LossSurface:
         self.processes = processes_of(processes)
         with self.processes.together("LossSurface"), ALONE, torch.inference_mode(False):
             check_order(model, loss, data)
-            check_options(chunk, dtype, weight_decay)
+            switches = {"compile": compile, "check_data": check_data, "sharded": sharded}
+            check_options(chunk, dtype, weight_decay, **switches)
             self._loss: Loss = resolve_loss(loss, denominator)
             before = resident()
             self._subject = subject_of(model, dtype, self.processes, compiles=compile)

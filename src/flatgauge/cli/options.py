@@ -151,7 +151,13 @@ Without = Annotated[
 ]
 Seed = Annotated[
     int,
-    typer.Option(metavar="N", min=0, help="Seed of everything random.", rich_help_panel=RUNNING),
+    typer.Option(
+        metavar="N",
+        min=0,
+        max=2**32 - 1,
+        help="Seed of everything random.",
+        rich_help_panel=RUNNING,
+    ),
 ]
 Threads = Annotated[
     int | None,

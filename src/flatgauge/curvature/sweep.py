@@ -329,7 +329,8 @@ class Sweeper:
 
     def inputs_of(self, batch: Batch) -> list[Any]:
         """What the model is called with, flattened."""
-        return pytree.tree_leaves(self._subject.arguments(batch, with_labels=self.loss.own))
+        called = self._subject.arguments(batch, with_labels=self.loss.own)
+        return pytree.tree_leaves(map_tensors(Tensor.detach, called))
 
     def counts_of(self, batch: Batch) -> Tensor:
         """What every sample adds to the denominator of the loss."""

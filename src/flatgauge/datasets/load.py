@@ -107,6 +107,7 @@ def load_dataset(
     check_limit(limit)
     name, colon, folder = spec.partition(":")
     classes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     if name in BUILTIN:
         _check_usage(spec, name, folder, split)
         classes, load = BUILTIN[name].classes, BUILTIN[name].load
@@ -114,14 +115,14 @@ def load_dataset(
         inputs, targets = load(*place, split=split, limit=limit)
     elif spec.endswith(".npz"):
         name = spec
-        inputs, targets = load_npz(spec, split=split, limit=limit)
+        inputs, targets, notes = load_npz(spec, split=split, limit=limit)
     elif colon or spec.endswith(".py"):
         _refuse(spec, mean=mean, std=std)
         return _from_factory(spec, split, limit)
     else:
         raise ValueError(_unknown(spec))
     inputs = normalise(inputs, mean, std)
-    return Samples(inputs, targets, name=name, split=split, classes=classes)
+    return Samples(inputs, targets, name=name, split=split, classes=classes, notes=notes)
 
 
 def _check_usage(spec: str, name: str, folder: str, split: str) -> None:

@@ -18,14 +18,14 @@ PAIRS = (("inputs", "targets"), ("x", "y"))
 _DAMAGE = (ValueError, OSError, EOFError, KeyError, zlib.error, zipfile.BadZipFile)
 
 
-def load_npz(path: str, *, split: str, limit: int | None) -> tuple[Tensor, Tensor]:
+def load_npz(path: str, *, split: str, limit: int | None) -> tuple[Tensor, Tensor, tuple[str, ...]]:
     """Read inputs and targets from an `.npz` file.
 
     Looked for are `inputs_SPLIT` and `targets_SPLIT`, or `x_SPLIT` and `y_SPLIT`, then, for
     the split ``"train"``, the same names without it. Shapes are left as they are. Inputs of
     dtype uint8 are taken for images and divided by 255, as the built-in sets are; other whole
     numbers (token ids) become int64, floats become float32. Targets become int64, or float32 if
-    they are floats.
+    they are floats. What this changes about the numbers is noted, or refused where they do not fit.
 
     Args:
         path: The file.
@@ -33,11 +33,11 @@ def load_npz(path: str, *, split: str, limit: int | None) -> tuple[Tensor, Tenso
         limit: Take only the first so many.
 
     Returns:
-        Inputs and targets.
+        Inputs and targets, and notes on how their numbers were changed.
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If it does not hold such arrays.
+        ValueError: If it does not hold such arrays, or numbers that cannot be converted.
     """
     file = Path(path).expanduser()
     if not file.is_file():
@@ -52,7 +52,8 @@ def load_npz(path: str, *, split: str, limit: int | None) -> tuple[Tensor, Tenso
             f"needed is one target per input along the first axis, and at least one."
         )
     taken = within(limit, len(inputs), f"`{path}`")
-    return _inputs(inputs[:taken]), _targets(targets[:taken])
+    notes = [*_notes("inputs", inputs, images=True), *_notes("targets", targets)]
+    return _inputs(inputs[:taken], path), _targets(targets[:taken], path), tuple(notes)
 
 
 def _read(path: Path, split: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
@@ -104,16 +105,43 @@ def _names(found: list[str], split: str, path: Path) -> tuple[str, str]:
     )
 
 
-def _inputs(array: np.ndarray[Any, Any]) -> Tensor:
+def _inputs(array: np.ndarray[Any, Any], path: str) -> Tensor:
     """Turn an array into inputs of a model."""
     if array.dtype == np.uint8:
         return from_bytes(array)
-    return torch.from_numpy(array.astype(np.int64 if array.dtype.kind in "iu" else np.float32))
+    kind = np.int64 if array.dtype.kind in "iu" else np.float32
+    return _converted("inputs", array, kind, path)
 
 
-def _targets(array: np.ndarray[Any, Any]) -> Tensor:
+def _targets(array: np.ndarray[Any, Any], path: str) -> Tensor:
     """Turn an array into targets of a loss."""
-    return torch.from_numpy(array.astype(np.float32 if array.dtype.kind == "f" else np.int64))
+    kind = np.float32 if array.dtype.kind == "f" else np.int64
+    return _converted("targets", array, kind, path)
+
+
+def _converted(role: str, array: np.ndarray[Any, Any], kind: Any, path: str) -> Tensor:
+    """An array in another kind of numbers, refused where they do not fit."""
+    limits: Any = np.iinfo(kind) if kind is np.int64 else np.finfo(kind)
+    numbers = array[np.isfinite(array)]
+    low, high = (numbers.min(), numbers.max()) if numbers.size else (0, 0)
+    if low < limits.min or high > limits.max:
+        raise ValueError(
+            f"the {role} in `{path}` are {array.dtype} and go from {low:g} to {high:g}, which does "
+            f"not fit {np.dtype(kind)}, as which they are read; scale them, or give data from a "
+            "function of your own (`--data file.py:factory`)."
+        )
+    return torch.from_numpy(array.astype(kind))
+
+
+def _notes(role: str, array: np.ndarray[Any, Any], *, images: bool = False) -> list[str]:
+    """What reading changes about the numbers of an array."""
+    if images and array.dtype == np.uint8:
+        return [f"the {role} are uint8, taken for images and divided by 255"]
+    if images and array.dtype.kind == "b":
+        return [f"the {role} are bool, read as 0 and 1 in float32"]
+    if array.dtype.kind == "f" and array.dtype.itemsize > 4:
+        return [f"the {role} are {array.dtype}, rounded to float32"]
+    return []
 
 
 def _damaged(path: Path, error: Exception) -> str:

@@ -29,6 +29,7 @@ class Samples(_Pair):
         name: The data set.
         split: Which part of it.
         classes: What the class numbers mean, where it is known.
+        notes: How their numbers differ from those in the file.
 
     Example:
         >>> samples = Samples(torch.zeros(5, 2), torch.zeros(5), name="zeros", split="train")
@@ -40,6 +41,7 @@ class Samples(_Pair):
     name: str
     split: str
     classes: tuple[str, ...]
+    notes: tuple[str, ...]
 
     def __new__(
         cls,
@@ -49,10 +51,12 @@ class Samples(_Pair):
         name: str = "",
         split: str = "",
         classes: tuple[str, ...] = (),
+        notes: tuple[str, ...] = (),
     ) -> Samples:
         """Make the pair and hang its description on it."""
         samples = super().__new__(cls, inputs, targets)
         samples.name, samples.split, samples.classes = name, split, classes
+        samples.notes = notes
         return samples
 
     def __repr__(self) -> str:

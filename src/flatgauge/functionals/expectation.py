@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Generator
 
+from flatgauge.arguments import check_radius
 from flatgauge.estimators import Estimate
 from flatgauge.functionals.functional import functional, required
 from flatgauge.geometry import Chart
@@ -46,8 +47,7 @@ def expectation(
     """
     source = required(generator, caller)
     sigma = chart.sigma if sigma is None else sigma
-    if not (math.isfinite(sigma) and sigma > 0):
-        raise ValueError(f"`sigma={sigma!r}` must be a positive finite number.")
+    check_radius("sigma", sigma, chart.surface.dtype)
     if pairs < 2:
         raise ValueError(f"`pairs={pairs!r}` gives no standard error; draw at least 2 pairs.")
     base = chart.value(chart.origin)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
+from flatgauge.arguments import check_radius
 from flatgauge.estimators import Estimate
 from flatgauge.estimators.probes import branches
 from flatgauge.functionals.functional import functional, required
@@ -83,8 +84,7 @@ def worst_case(
     """
     source = required(generator, caller)
     radius = chart.epsilon if epsilon is None else epsilon
-    if not (math.isfinite(radius) and radius > 0):
-        raise ValueError(f"`{option}={radius!r}` must be a positive finite number: it is a radius.")
+    check_radius(option, radius, chart.surface.dtype)
     if starts < 1 or steps < 1:
         raise ValueError(f"`starts={starts!r}` and `steps={steps!r}` must be at least 1.")
     if radius >= chart.limit:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
@@ -11,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
+from flatgauge.arguments import is_finite
 from flatgauge.surface import LossSurface
 
 
@@ -121,7 +121,6 @@ def positive(name: str, value: Any) -> float:
     Raises:
         ValueError: If it is none.
     """
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    if not number or not (math.isfinite(value) and value > 0):
+    if not is_finite(value) or value <= 0:
         raise ValueError(f"`{name}={value!r}` must be a positive finite number.")
     return float(value)

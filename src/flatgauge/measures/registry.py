@@ -33,6 +33,14 @@ GROUPS = {
 #: What is measured on the balanced form of the model has this before its name.
 BALANCED = "balanced:"
 
+#: The kinds of options that are checked, by how they are declared, and what they are called.
+_KINDS: dict[str, tuple[Any, str]] = {
+    "bool": (bool, "true or false"),
+    "int": (int, "a whole number"),
+    "float": ((int, float), "a number"),
+    "str": (str, "a text"),
+}
+
 #: What balancing makes every measure invariant to, and what it leaves as it is.
 _FIXED, _KEPT = {"layerwise", "nodewise", "rows"}, {"permutation", "output_shift"}
 
@@ -88,7 +96,7 @@ class Measure:
         return {p.name: p.default for p in parameters if p.name != "generator"}
 
     def check_option(self, key: str, value: Any) -> None:
-        """Refuse an option of another kind than its default: a text for a number, half a step.
+        """Refuse an option of another kind than is declared: a text for a number, half a step.
 
         Args:
             key: One of `options`.
@@ -97,14 +105,18 @@ class Measure:
         Raises:
             ValueError: If it is of another kind.
         """
-        kinds = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
         parameter = inspect.signature(self.function).parameters[key]
-        kind = type(parameter.default)
-        if kind not in kinds or (value is None and "None" in str(parameter.annotation)):
+        annotation = parameter.annotation
+        declared = str(getattr(annotation, "__name__", annotation)).split(" | ")
+        kinds = [name for name in declared if name != "None"]
+        if not set(kinds) <= set(_KINDS) or (value is None and "None" in declared):
             return
-        fits = isinstance(value, (int, float) if kind is float else kind)
-        if not fits or (isinstance(value, bool) and kind is not bool):
-            raise ValueError(f"`{self.name}` needs {kinds[kind]} as `{key}`, but got {value!r}.")
+        for kind in kinds:
+            allowed, _ = _KINDS[kind]
+            if isinstance(value, allowed) and isinstance(value, bool) <= (kind == "bool"):
+                return
+        needed = " or ".join(_KINDS[kind][1] for kind in kinds)
+        raise ValueError(f"`{self.name}` needs {needed} as `{key}`, but got {value!r}.")
 
     @property
     def draws(self) -> bool:

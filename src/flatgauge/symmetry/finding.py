@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch.nn.parameter import UninitializedParameter
 from flatgauge.exports import graph_of
 from flatgauge.graph import UnsupportedGraphError
 from flatgauge.isolation import isolated
-from flatgauge.subject import unwrapped
+from flatgauge.subject import arguments_for, unwrapped
 from flatgauge.symmetry.gauge import GaugeGroup, closed
 from flatgauge.symmetry.inference import Inference, infer
 from flatgauge.symmetry.rescaling import Call, copied, jittered, multiplied, same_function
@@ -94,12 +93,7 @@ def read_arguments(model: Any, example_inputs: Any) -> tuple[nn.Module, Call]:
                 f"`{name}` has no values yet (it is lazy, or on the device `meta`); call the model "
                 "once, or load its weights, before finding its gauge."
             )
-    if isinstance(example_inputs, Mapping):
-        call = Call((), dict(example_inputs))
-    elif isinstance(example_inputs, (tuple, list)):
-        call = Call(tuple(example_inputs), {})
-    else:
-        call = Call((example_inputs,), {})
+    call = Call(*arguments_for(inner, example_inputs))
     if not call.tensors:
         raise TypeError(
             f"`example_inputs` is a {type(example_inputs).__name__} without any tensor; pass what "
