@@ -154,7 +154,7 @@ def test_it_shows_how_far_unprotected_measures_were_pushed():
     assert kept.outputs == 0.0
     assert kept.outputs_any < 1e-14
     assert kept.loss < 1e-14
-    assert "pushed to" in repr(certificate)
+    assert "worst case" in repr(certificate)
 
 
 def test_by_default_it_runs_the_measures_of_the_sweep_and_all_on_request():

@@ -105,19 +105,19 @@ def test_the_ranking_of_one_measure(compared):
 
 def test_the_verdict_counts_only_what_rescaling_cannot_move(compared):
     agreement = compared.agreement()
-    assert list(agreement.ranks) == [name for name in NAMES if name != "hessian_trace"]
+    assert list(agreement.ranks) == ["adaptive_trace", "adaptive_expected_sharpness"]
     assert agreement.flattest == {"flat": 0, "same": 0, "sharp": 0}
-    assert compared.verdict.startswith("no model is flattest by most of 3 invariant measures")
+    assert compared.verdict.startswith("no model is flattest by most of 2 invariant measures")
     pair = Comparison({name: compared[name] for name in ("flat", "sharp")})
-    assert pair.verdict == "3 of 3 invariant measures rank flat flattest"
+    assert pair.verdict == "2 of 2 invariant measures rank flat flattest"
     assert pair.agreement().kendall_w is None
-    assert pair.agreement().to_frame().loc["flat", "sharp"] == 3
+    assert pair.agreement().to_frame().loc["flat", "sharp"] == 2
 
 
 def test_without_an_invariant_measure_there_is_no_verdict():
     models = {"a": two_weights(1.0, 1.0), "b": two_weights(2.0, 2.0)}
     comparison = fg.compare(models, measures=["hessian_trace"])
-    assert comparison.verdict.startswith("no verdict: no measure that rescaling cannot move")
+    assert comparison.verdict.startswith("no verdict: no measure of flatness that is invariant")
 
 
 def test_kendalls_w_of_orders_known_by_hand():
@@ -319,3 +319,50 @@ def test_the_comparison_is_saved_after_every_measure(tmp_path):
     assert seen == [(False, [1]), (False, [2]), (False, [2, 1])]
     assert json.loads(path.read_text())["complete"] is True
     assert os.listdir(tmp_path) == ["c.json"]
+
+
+# -- which measures vote, and at one radius --------------------------------------------------
+
+
+def test_norms_of_the_network_do_not_vote_on_flatness():
+    capacity = {"path_norm", "fisher_rao_norm", "basis_path_ratio"}
+    surfaces = {"flat": two_weights(0.5, 0.5), "sharp": two_weights(2.0, 3.0)}
+    compared = fg.compare(surfaces, measures=["adaptive_trace", *sorted(capacity)])
+    assert list(compared.agreement().ranks) == ["adaptive_trace"]
+    assert compared.verdict == "1 of 1 invariant measure ranks flat flattest"
+    assert set(compared.ranks().index) >= capacity  # They are still compared.
+    only = fg.compare(surfaces, measures=["path_norm"])
+    assert only.verdict.startswith("no verdict: no measure of flatness")
+
+
+def test_every_measure_says_what_it_is():
+    kinds = fg.catalogue().set_index("name")["kind"]
+    assert set(kinds) == {"curvature", "worst case", "expectation", "capacity"}
+    assert kinds["rho_sum"] == "curvature"
+    assert kinds["adaptive_sharpness"] == "worst case"
+    assert kinds["psi_expected_sharpness"] == "expectation"
+
+
+def test_a_radius_that_follows_the_model_is_the_smallest_for_all():
+    surfaces = {"small": two_weights(0.5, 0.5), "large": two_weights(2.0, 3.0)}
+    names = ["psi_epsilon_sharpness", "psi_expected_sharpness"]
+    alone = {n: fg.measure(s, measures=names) for n, s in surfaces.items()}
+    compared = fg.compare(surfaces, measures=names)
+    for measure, option in zip(names, ("epsilon", "truncation"), strict=True):
+        defaults = [report[measure].options[option] for report in alone.values()]
+        assert len(set(defaults)) == 2
+        for report in compared.values():
+            assert report[measure].options[option] == min(defaults)
+        assert None not in compared.ranks_of(measure).values()
+    given = fg.compare(surfaces, measures={"psi_epsilon_sharpness": {"epsilon": 0.01}})
+    assert given["large"]["psi_epsilon_sharpness"].options["epsilon"] == 0.01
+
+
+def test_models_without_basis_paths_do_not_spoil_the_radius_of_the_others():
+    frozen = nn.Sequential(nn.Linear(1, 1), nn.ReLU(), nn.Linear(1, 1)).double()
+    frozen[0].weight.requires_grad_(False)
+    data = torch.ones(2, 1).double(), torch.zeros(2, 1).double()
+    surfaces = {"paths": two_weights(2.0, 3.0), "none": fg.LossSurface(frozen, "mse", data)}
+    compared = fg.compare(surfaces, measures=["psi_epsilon_sharpness"])
+    assert compared["paths"]["psi_epsilon_sharpness"].options["epsilon"] == 3.0
+    assert math.isnan(compared["none"]["psi_epsilon_sharpness"].value)

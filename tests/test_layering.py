@@ -54,7 +54,7 @@ LAYERS = [
     ["trials"],
     ["second_order"],
     ["surface"],
-    ["curvature", "evaluation", "examples", "progress", "symmetry"],
+    ["curvature", "evaluation", "examples", "progress", "stationarity", "symmetry"],
     ["forecast"],
     ["path_space"],
     ["geometry"],

@@ -232,7 +232,7 @@ def test_measures_that_contradict_each_other_are_told(runs):
         name: Report({"rho_sum": Estimate(one), "rho_max": Estimate(other)}, facts)
         for name, (one, other) in values.items()
     }
-    assert "They contradict each other." in ranking_of(reports).summary[0]
+    assert "The measures disagree." in ranking_of(reports).summary[0]
 
 
 def test_every_formula_of_the_registry_is_rendered():

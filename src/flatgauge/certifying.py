@@ -39,8 +39,8 @@ def certify(
     A copy of the model is rewritten by random members of every group that it has: rescaled
     layer by layer and unit by unit, by powers of two and by arbitrary factors; hidden units
     permuted; outputs scaled and shifted; weight moved between identical branches. After every move
-    all measures are taken again. A measure that claims a group must not move: by powers of
-    two not by one bit.
+    all measures are taken again. A measure that claims invariance must not change:
+    bit-identical for power-of-two factors, within rounding otherwise.
 
     Args:
         surface: What to certify; neither it nor its model is changed.

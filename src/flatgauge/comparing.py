@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from flatgauge.asking import as_keeper, checked_request
+from flatgauge.measures import Measure
 from flatgauge.measuring import report_of
 from flatgauge.nested import tensors
 from flatgauge.progress import Progress, shown
@@ -25,10 +28,12 @@ def compare(
 ) -> Comparison:
     """Measure several models alike and say which is flatter.
 
-    Compare what no rewriting can move: the verdict counts only measures that are invariant to
-    rescaling single units; the ranks by others depend on how the networks are written. All models
-    should be measured on the same samples with the same loss; where they are not, the comparison
-    says so.
+    The verdict counts only measures of flatness that are invariant to rescaling single units: the
+    ranks by others depend on how the networks are parametrised, and norms of the network
+    (`path_norm`) are not flatness. A radius whose default follows the model
+    (`psi_epsilon_sharpness`) is the smallest of the models' defaults for all of them. All
+    models should be measured on the same samples with the same loss; where they are not, the
+    comparison says so.
 
     Args:
         surfaces: By the name of the model, at least two.
@@ -62,11 +67,14 @@ def compare(
     _check(surfaces)
     if isinstance(measures, Iterator):
         measures = list(measures)
-    wanted = [checked_request(surface, measures, gauge, seed) for surface in surfaces.values()]
+    requests = [checked_request(surface, measures, gauge, seed) for surface in surfaces.values()]
     reports: dict[str, Report] = {}
     processes = shared_processes(surfaces.values())
     with processes.together("compare"), shown(progress, *surfaces.values()) as listener:
         keep, remarks = as_keeper(save, processes), _shape_remarks(surfaces)
+        wanted = [
+            (item, options | _shared(item, options, surfaces)) for item, options in requests[0]
+        ]
         for number, (name, surface) in enumerate(surfaces.items()):
 
             def so_far(report: Report, name: str = name) -> None:
@@ -76,7 +84,7 @@ def compare(
                     keep(Comparison(dict(reports), remarks, complete=done))
 
             told = _told(listener, name, number, len(surfaces))
-            report_of(surface, wanted[0], seed=seed, strict=False, progress=told, keep=so_far)
+            report_of(surface, wanted, seed=seed, strict=False, progress=told, keep=so_far)
             surface.release()  # The next model needs the memory that this one's graphs take.
     return Comparison(reports, remarks)
 
@@ -93,6 +101,28 @@ def _check(surfaces: Any) -> None:
             f"`surfaces` has {len(surfaces)} model{'s' if len(surfaces) != 1 else ''}, and a "
             "comparison needs two; use fg.measure for one."
         )
+
+
+def _shared(
+    item: Measure, options: Mapping[str, Any], surfaces: Mapping[str, LossSurface]
+) -> dict[str, float]:
+    """The smallest of the models' defaults, for options whose default follows the model."""
+    given = item.options | options
+    shared = {}
+    for key, default in item.model_defaults.items():
+        if given[key] is not None:
+            continue
+        found = []
+        for surface in surfaces.values():
+            # A model without one cannot be measured this way, and its report says why.
+            with suppress(ValueError, RuntimeError, MemoryError):
+                compute = partial(default, surface, given)
+                found.append(surface.processes.attempt(item.name, compute))
+            surface.release(lasting=False)
+        known = [value for value in found if value is not None]
+        if known:
+            shared[key] = min(known)
+    return shared
 
 
 def _told(listener: Progress, model: str, number: int, models: int) -> Progress:

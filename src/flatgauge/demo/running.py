@@ -15,7 +15,6 @@ from flatgauge.datasets import load_dataset
 from flatgauge.demo.summary import summary
 from flatgauge.demo.training import GOAL, RECIPES, WIDTH, Trained, train
 from flatgauge.landscaping import Landscapes, landscape
-from flatgauge.measuring import measure
 from flatgauge.report import Certificate, Comparison, Report
 from flatgauge.report.page import write_page
 from flatgauge.spectra import Spectra, spectrum
@@ -83,8 +82,9 @@ def demonstrate(say: Callable[[str], None], path: Path, *, seed: int = 0) -> Dem
         for name, network in networks.items()
     }
     say("Measuring all four in every way ...")
-    disguise = measure(surfaces[DISGUISED], seed=seed)
-    comparison = compare({name: surfaces[name] for name in trained}, seed=seed)
+    everything = compare(surfaces, seed=seed)  # With one radius for all four.
+    comparison = Comparison({name: everything[name] for name in trained})
+    disguise = everything[DISGUISED]
     say("Certifying what does not see the difference ...")
     certificate = certify(surfaces[CHOSEN].first(CERTIFIED), seed=seed)
     say("Drawing spectra and landscapes ...")

@@ -163,6 +163,7 @@ def adaptive_trace(
     paper="Kwon et al. 2021 (ASAM)",
     geometry=_GEOMETRY,
     functional="worst case in a ball",
+    kind="worst case",
     invariant_to=_CLAIMS,
     cost="starts × steps gradients, and the top eigenvalue",
     needs=("products",),
@@ -237,6 +238,7 @@ def adaptive_sharpness(
     paper="an open cell of the grid; no paper has it",
     geometry=_GEOMETRY,
     functional="expectation",
+    kind="expectation",
     invariant_to=_CLAIMS,
     cost="2 × pairs forward passes",
 )

@@ -13,6 +13,7 @@ from flatgauge.surface import LossSurface
     paper="Yi et al. 2019, Theorem 5.1",
     geometry="basis paths",
     functional="ratio",
+    kind="capacity",
     invariant_to={"layerwise", "nodewise", "rows", "permutation"},
     cost="no pass over the data",
     given_up={("skeleton", "diagonal"): ("permutation",)},

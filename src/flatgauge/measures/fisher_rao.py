@@ -19,6 +19,7 @@ from flatgauge.surface import LossSurface
     paper="Liang et al. 2019; Tsuzuku et al. 2019, eq. 25",
     geometry="one scale per weight",
     functional="squared gradient of every sample",
+    kind="capacity",
     invariant_to={"layerwise", "nodewise", "rows", "permutation"},
     cost="one sweep with one column: about 3 gradients; where the output is curved, the gradients "
     "of single samples",

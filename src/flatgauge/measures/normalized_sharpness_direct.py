@@ -32,6 +32,7 @@ Changes = dict[str, tuple[Tensor, Tensor]]
     paper="Tsuzuku et al. 2019, eq. 62",
     geometry="one scale per row and one per column",
     functional="expectation",
+    kind="expectation",
     invariant_to={
         *("layerwise", "nodewise", "rows", "permutation", "output_scale", "output_shift"),
     },

@@ -23,6 +23,7 @@ from flatgauge.surface import LossSurface
     paper="Neyshabur et al. 2015; Gonon et al. 2024",
     geometry="none: it reads weights, not the loss",
     functional="norm of the paths",
+    kind="capacity",
     invariant_to={"layerwise", "nodewise", "rows", "permutation", "branches"},
     cost="one forward pass of one sample",
 )

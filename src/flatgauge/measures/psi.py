@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+from typing import Any
+
 from torch import Generator
 
 from flatgauge.estimators import Estimate
+from flatgauge.geometry import chart
 from flatgauge.grid import cell
 from flatgauge.measures.registry import measure
 from flatgauge.surface import LossSurface
@@ -14,6 +19,14 @@ _GEOMETRY = "basis paths"
 
 #: The diagonal skeleton follows the order of the units; log|v| sees the size of the last bias.
 _GIVEN_UP = {("skeleton", "diagonal"): ("permutation",), ("relative", True): ("output_shift",)}
+
+
+def _half_limit(surface: LossSurface, options: Mapping[str, Any]) -> float | None:
+    """The default radius and truncation: half of min |u_b|, None where nothing limits them."""
+    if options["relative"]:
+        return None
+    found = chart(surface, _GEOMETRY, options["parameters"], skeleton=options["skeleton"])
+    return found.epsilon if math.isfinite(found.limit) else None
 
 
 @measure(
@@ -199,10 +212,12 @@ def psi_trace(
     paper="Yi et al. 2019, eq. 7",
     geometry=_GEOMETRY,
     functional="worst case in a ball",
+    kind="worst case",
     invariant_to=_CLAIMS,
     cost="starts × steps gradients, and the top eigenvalue",
     needs=("products",),
     given_up=_GIVEN_UP,
+    model_defaults={"epsilon": _half_limit},
 )
 def psi_epsilon_sharpness(
     surface: LossSurface,
@@ -244,8 +259,7 @@ def psi_epsilon_sharpness(
         relative: Whether log|v| is moved in the place of v, which spans many orders of magnitude.
         parameters: ``"all"`` trainable ones, or the weights of ``"layers"`` only.
         epsilon: The ball's radius; None for half of min |u_b| (0.5 with ``relative=True``, 0.1
-            without hidden units). To compare models, pass one radius for all of them: the smallest
-            of the defaults.
+            without hidden units). `fg.compare` uses the smallest of the models' defaults for all.
         starts: Number of ascents: along the gradient, along the sharpest direction, at random.
         steps: Gradients per ascent.
         generator: Source of randomness for the starts, required.
@@ -287,10 +301,12 @@ def psi_epsilon_sharpness(
     paper="Yi et al. 2019, Definition 4.1",
     geometry=_GEOMETRY,
     functional="expectation",
+    kind="expectation",
     invariant_to=_CLAIMS,
     cost="2 × pairs forward passes",
     needs=(),
     given_up=_GIVEN_UP,
+    model_defaults={"truncation": _half_limit},
 )
 def psi_expected_sharpness(
     surface: LossSurface,
@@ -330,8 +346,8 @@ def psi_expected_sharpness(
         relative: Whether log|v| is moved in the place of v, which spans many orders of magnitude.
         parameters: ``"all"`` trainable ones, or the weights of ``"layers"`` only.
         sigma: The size of the noise; the paper draws its plots with 0.05.
-        truncation: The largest size of a component, below min |u_b|; None for half of that. To
-            compare models, pass one truncation for all of them. Not used with
+        truncation: The largest size of a component, below min |u_b|; None for half of that.
+            `fg.compare` uses the smallest of the models' defaults for all. Not used with
             ``relative=True``, where there are no poles.
         pairs: Number of antithetic pairs, at least 2.
         generator: Source of randomness, required.

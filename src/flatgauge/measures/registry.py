@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 
+#: The default of an option on a surface, given the other options.
+ModelDefault = Callable[[LossSurface, Mapping[str, Any]], float | None]
+
 #: The ways of rewriting a network that a measure can be blind to.
 GROUPS = {
     "layerwise": "one positive factor per layer, with product one",
@@ -29,6 +32,10 @@ GROUPS = {
     "output_shift": "all outputs plus one number",
     "branches": "weight moved between parallel identical branches",
 }
+
+#: What a measure is: second derivatives of the loss, its largest or mean rise nearby, or a size of
+#: the network that no change of the loss enters. The last is not flatness and has no vote on it.
+KINDS = ("curvature", "worst case", "expectation", "capacity")
 
 #: What is measured on the balanced form of the model has this before its name.
 BALANCED = "balanced:"
@@ -65,6 +72,9 @@ class Measure:
         function: The function itself.
         gauge: ``"balanced"`` if it is measured on the balanced form of the model.
         given_up: By option and value, the claims that do not hold with it.
+        kind: What it is, one of `KINDS`.
+        model_defaults: For options whose default follows the model, what it is for a surface and
+        the other options; None where it does not. A comparison uses the smallest for all.
     """
 
     name: str
@@ -79,6 +89,8 @@ class Measure:
     function: Callable[..., Estimate]
     gauge: str | None = None
     given_up: Mapping[tuple[str, Any], frozenset[str]] = field(default_factory=dict)
+    kind: str = "curvature"
+    model_defaults: Mapping[str, ModelDefault] = field(default_factory=dict)
 
     def claims(self, options: Mapping[str, Any]) -> frozenset[str]:
         """What it claims to be invariant to under some options."""
@@ -119,6 +131,11 @@ class Measure:
         raise ValueError(f"`{self.name}` needs {needed} as `{key}`, but got {value!r}.")
 
     @property
+    def votes(self) -> bool:
+        """Whether it measures flatness and so counts for which model is flattest."""
+        return self.kind != "capacity"
+
+    @property
     def draws(self) -> bool:
         """Whether it takes a source of randomness."""
         return "generator" in inspect.signature(self.function).parameters
@@ -137,7 +154,7 @@ class Registry:
             measure: The measure.
 
         Raises:
-            ValueError: If the name is taken or a claimed group does not exist.
+            ValueError: If the name is taken, or a claimed group or the kind does not exist.
         """
         if measure.name in self._measures:
             raise ValueError(f"a measure named `{measure.name}` exists already; rename one.")
@@ -146,6 +163,11 @@ class Registry:
             raise ValueError(
                 f"`{measure.name}` claims invariance to {', '.join(unknown)}; the groups are "
                 f"{', '.join(GROUPS)}."
+            )
+        if measure.kind not in KINDS:
+            raise ValueError(
+                f"`{measure.name}` is of the kind {measure.kind!r}; the kinds are "
+                f"{', '.join(KINDS)}."
             )
         self._measures[measure.name] = measure
 
@@ -185,6 +207,8 @@ def measure(
     cost: str,
     needs: tuple[str, ...] = (),
     given_up: Mapping[tuple[str, Any], Iterable[str]] | None = None,
+    kind: str = "curvature",
+    model_defaults: Mapping[str, ModelDefault] | None = None,
 ) -> Callable[
     [Callable[Concatenate[LossSurface, P], Estimate]],
     Callable[Concatenate[LossSurface, P], Estimate],
@@ -204,6 +228,8 @@ def measure(
         cost: In passes over the data.
         needs: What it shares with other measures.
         given_up: By option and value, the claims that do not hold with it.
+        kind: What it is, one of `KINDS`.
+        model_defaults: For options whose default follows the model, how to compute it.
 
     Returns:
         The decorator.
@@ -241,6 +267,8 @@ def measure(
                 needs=needs,
                 function=measured,
                 given_up={key: frozenset(lost) for key, lost in (given_up or {}).items()},
+                kind=kind,
+                model_defaults=model_defaults or {},
             )
         )
         return measured
@@ -281,7 +309,7 @@ def catalogue() -> pd.DataFrame:
     """List every measure with what it declares about itself.
 
     Returns:
-        One row per measure: name, symbol, paper, definition, geometry, functional,
+        One row per measure: name, symbol, paper, definition, kind, geometry, functional,
         invariant_to, cost, options.
     """
     import pandas as pd
@@ -292,6 +320,7 @@ def catalogue() -> pd.DataFrame:
             "symbol": item.symbol,
             "paper": item.paper,
             "definition": item.definition,
+            "kind": item.kind,
             "geometry": item.geometry,
             "functional": item.functional,
             "invariant_to": ", ".join(group for group in GROUPS if group in item.invariant_to),

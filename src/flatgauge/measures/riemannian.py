@@ -170,6 +170,7 @@ def riemannian_trace(
     paper="Rangamani et al. 2019",
     geometry=_GEOMETRY,
     functional="worst case in a ball",
+    kind="worst case",
     invariant_to=_CLAIMS,
     cost="starts × steps gradients, and the top eigenvalue",
     needs=("products",),
@@ -245,6 +246,7 @@ def riemannian_epsilon_sharpness(
     paper="an open cell of the grid; no paper has it",
     geometry=_GEOMETRY,
     functional="expectation",
+    kind="expectation",
     invariant_to=_CLAIMS,
     cost="2 × pairs forward passes",
 )

@@ -15,6 +15,7 @@ from flatgauge.surface import LossSurface
     paper="Keskar et al. 2017; a baseline of Yi et al. 2019",
     geometry="weights",
     functional="worst case in a ball",
+    kind="worst case",
     invariant_to={"permutation", "output_shift"},
     cost="starts × steps gradients, and the top eigenvalue",
     needs=("products",),
@@ -90,6 +91,7 @@ def epsilon_sharpness(
     paper="Neyshabur et al. 2017; a baseline of Yi et al. 2019",
     geometry="weights",
     functional="expectation",
+    kind="expectation",
     invariant_to={"permutation", "output_shift"},
     cost="2 × pairs forward passes",
 )

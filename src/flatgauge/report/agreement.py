@@ -114,8 +114,8 @@ class Agreement:
         total = len(self.ranks)
         if not total:
             return (
-                "no verdict: no measure that rescaling cannot move was taken of all models; "
-                "the other ranks depend on how the networks are written"
+                "no verdict: no measure of flatness that is invariant to rescaling was taken of "
+                "all models; the other ranks depend on how the networks are scaled"
             )
         measures = "invariant measures" if total > 1 else "invariant measure"
         counts = sorted(self.flattest.items(), key=lambda item: -item[1])
@@ -125,7 +125,7 @@ class Agreement:
             said, rest = f"no model is flattest by most of {total} {measures}", counts
         others = [f"{model} {count}" for model, count in rest if count]
         if self.undecided:
-            others.append(f"{self.undecided} cannot tell the first apart")
+            others.append(f"{self.undecided} tie for first")
         said += f" ({', '.join(others)})" if others else ""
         if self.kendall_w is not None:
             said += f"; Kendall's W of their orders is {self.kendall_w:.2f} (1: all the same)"

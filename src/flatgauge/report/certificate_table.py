@@ -53,7 +53,7 @@ def cells(certificate: Certificate) -> list[tuple[str, ...]]:
     """The table: a row per measure, a column per group that the model has."""
     found = dict.fromkeys(row.group for row in certificate.rows if row.verdict != "absent")
     measures = dict.fromkeys(row.measure for row in certificate.rows)
-    table: list[tuple[str, ...]] = [("measure", "value", *found, "pushed to")]
+    table: list[tuple[str, ...]] = [("measure", "value", *found, "worst case")]
     for measure in measures:
         rows = {row.group: row for row in certificate.rows if row.measure == measure}
         value = next(iter(rows.values())).before
@@ -88,8 +88,8 @@ def tail(certificate: Certificate) -> list[str]:
     lines = [
         "largest relative change under powers of two / under arbitrary factors; 0: not one bit",
         "✓ claimed and true (a random estimate to its own error), ✗ claimed and not true,",
-        "? claimed but too noisy to tell, without a mark: not claimed; pushed to: the furthest",
-        "value that no change of any output led to",
+        "? claimed but too noisy to tell, without a mark: not claimed; worst case: the most",
+        "extreme value reached without changing any output",
     ]
     absent = {row.group: row.note for row in certificate.rows if row.verdict == "absent"}
     lines += [f"{group}: not tried, as {note}" for group, note in absent.items()]

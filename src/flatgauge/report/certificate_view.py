@@ -62,12 +62,15 @@ class CertificateView:
     absent: dict[str, str]
 
 
-def certificate_view(name: str, certificate: Certificate) -> CertificateView:
+def certificate_view(
+    name: str, certificate: Certificate, measured: int | None = None
+) -> CertificateView:
     """Prepare a certificate.
 
     Args:
         name: Of the model.
         certificate: The certificate.
+        measured: The number of samples that the page's other values of the model are of.
 
     Returns:
         What to show.
@@ -81,12 +84,18 @@ def certificate_view(name: str, certificate: Certificate) -> CertificateView:
         cells = {row.group: _cell(row) for row in mine}
         lines.append((measure, number(mine[0].before), cells))
     trials = f"{certificate.trials} move{'s' if certificate.trials > 1 else ''} of each kind"
+    other = (
+        f" The values are of these samples; elsewhere on this page they are of {measured:,}."
+        if measured is not None and measured != certificate.samples
+        else ""
+    )
     return CertificateView(
         name=name,
         passed=certificate.passed,
         verdict=_verdict(certificate),
         told=f"{certificate.model}: {certificate.scales:,} independent scales, "
-        f"{certificate.samples:,} samples, {certificate.dtype}, {trials}, seed {certificate.seed}.",
+        f"{certificate.samples:,} samples, {certificate.dtype}, {trials}, "
+        f"seed {certificate.seed}.{other}",
         groups=groups,
         lines=lines,
         kept=[_kept(kept) for kept in certificate.kept],

@@ -183,16 +183,17 @@ class Comparison(Mapping[str, Report]):
         return tuple(group for group in GROUPS if claims and all(group in c for c in claims))
 
     def agreement(self) -> Agreement:
-        """Whether the measures that no rescaling of units can move agree.
+        """Whether the measures of flatness that no rescaling of units can move agree.
 
         Returns:
-            Counts, and Kendall's W for four and more models. Measures that failed for a model,
-            or were taken of models at different radii, play no part.
+            Counts, and Kendall's W for four and more models. Measures of capacity
+            (`path_norm`), measures that failed for a model, and measures taken at different
+            radii do not count.
         """
         ranks = {
             measure: self.ranks_of(measure)
             for measure in self.measures
-            if RESCALING in self.invariant_to(measure)
+            if RESCALING in self.invariant_to(measure) and registry[measure].votes
         }
         whole = {
             measure: {model: rank for model, rank in found.items() if rank is not None}

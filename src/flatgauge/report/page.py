@@ -102,7 +102,10 @@ def write_page(
         "tables": number_tables(reports, caveats),
         "layers": [choice_contents(choice) for choice in layer_choices(reports)],
         "units": [choice_contents(choice) for choice in unit_choices(reports)],
-        "certificates": [certificate_view(name, found) for name, found in certificates.items()],
+        "certificates": [
+            certificate_view(name, found, reports[name].facts.samples if name in reports else None)
+            for name, found in certificates.items()
+        ],
         "gauges": [gauge_view(name, gauge) for name, gauge in gauges.items()],
         "spectra": [drawn_contents(drawn) for drawn in spectra],
         "landscapes": [drawn_contents(drawn) for drawn in landscapes],

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import combinations
 
+from flatgauge.measures import registry
 from flatgauge.report.blindness import BLINDNESS, by_blindness
 from flatgauge.report.mismatches import uneven_options
 from flatgauge.report.number import Number, value_of
@@ -127,13 +128,13 @@ def _summary(groups: list[tuple[str, str, list[Line]]], models: list[str]) -> li
         "nothing": "classical measures",
     }
     for key, _, lines in groups:
-        ranked = [line for line in lines if not line.why_not]
+        ranked = [line for line in lines if not line.why_not and _votes(line.measure)]
         if not ranked:
             continue
         firsts = Counter(_first(line) for line in ranked)
         tied = firsts.pop(None, 0)
         counts = [f"{name} by {count}" for name, count in firsts.most_common()]
-        counts += [f"{tied} cannot tell the first apart"] if tied else []
+        counts += [f"{tied} tie for first"] if tied else []
         one = subjects[key].replace("measures", "measure")
         subject = one if len(ranked) == 1 else subjects[key]
         told.append(
@@ -141,6 +142,11 @@ def _summary(groups: list[tuple[str, str, list[Line]]], models: list[str]) -> li
             + _agreement(ranked, models, one_first=len(firsts) == 1 and not tied)
         )
     return told
+
+
+def _votes(measure: str) -> bool:
+    """Whether a measure is one of flatness."""
+    return measure not in registry or registry[measure].votes
 
 
 def _first(line: Line) -> str | None:
@@ -152,10 +158,10 @@ def _first(line: Line) -> str | None:
 def _agreement(lines: list[Line], models: list[str], *, one_first: bool) -> str:
     """Whether measures agree, in a sentence."""
     if not _contradict(lines, models):
-        return "No two of them contradict each other."
+        return "They agree."
     if one_first:
-        return "They agree on the first and differ about the others."
-    return "They contradict each other."
+        return "They agree on the first and disagree on the others."
+    return "The measures disagree."
 
 
 def _contradict(lines: list[Line], models: list[str]) -> bool:

@@ -9,12 +9,9 @@ from importlib import metadata
 
 import torch
 
-from flatgauge.precision import length_of, wide_pieces
+from flatgauge.precision import length_of
+from flatgauge.stationarity import descent_note
 from flatgauge.surface import LossSurface
-
-#: Where Σ |θ_i g_i| / (1 + L) exceeds this, the point is marked as no minimum. The sum does not
-#: change when the network is rescaled; relative to 1 + L as cross-entropy falls for ever.
-STEEP = 0.1
 
 
 @dataclass(frozen=True)
@@ -81,22 +78,15 @@ def facts_of(
         The facts.
     """
     loss, gradient = surface.value_and_gradient()
-    length = length_of(gradient)
-    notes = list(surface.notes)
-    pairs = wide_pieces(surface.point, gradient)
-    steepness = sum(float((point * slope).abs().sum()) for point, slope in pairs)
-    if steepness > STEEP * (1 + abs(loss)):
-        notes.append(
-            f"not a minimum: ‖gradient‖ = {length:.3g}, and Σ |θ·gradient| = {steepness:.3g} is "
-            f"not small beside the loss of {loss:.3g}"
-        )
+    descent = descent_note(surface)
+    notes = (*surface.notes, *([descent] if descent else []))
     return Facts(
         model=type(surface.model).__name__,
         parameters=surface.size,
         samples=surface.samples,
         loss_name=surface.loss_name,
         loss=loss,
-        gradient_norm=length,
+        gradient_norm=length_of(gradient),
         weight_decay=surface.weight_decay,
         dtype=str(surface.dtype).removeprefix("torch."),
         device=str(surface.device),
@@ -109,7 +99,7 @@ def facts_of(
             "python": platform.python_version(),
         },
         finished=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        notes=tuple(notes),
+        notes=notes,
         data=surface.data_text,
         platform=f"{platform.system()} {platform.machine()}",
         threads=torch.get_num_threads(),
