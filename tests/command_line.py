@@ -35,6 +35,25 @@ def talking():
 def failing():
     raise RuntimeError("no such checkpoint server")
 
+class Shifted(nn.Module):
+    """A model of sequences whose own loss compares every output with the next label."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = nn.Embedding(5, 5)
+
+    def forward(self, tokens, labels=None):
+        logits = self.table(tokens)
+        if labels is None:
+            return {"logits": logits}
+        loss = nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+        return {"logits": logits, "loss": loss}
+
+def sequences(split="train"):
+    tokens = torch.arange(24).reshape(6, 4) % 5
+    return {"tokens": tokens, "labels": tokens}
+
 class Slow(nn.Module):
     def __init__(self):
         super().__init__()

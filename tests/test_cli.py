@@ -71,6 +71,17 @@ def test_options_reach_the_surface(run):
     assert json.loads(out)["facts"]["weight_decay"] == 0.5
 
 
+def test_the_models_own_loss_is_measured_where_it_reads_labels_otherwise(run):
+    words = ("measure", "nets.py:Shifted", "--data", "nets.py:sequences", *QUICK, "--json")
+    facts = json.loads(run(*words)[1])["facts"]
+    assert facts["loss_name"] == "output.loss"
+    assert any("the model's own loss is measured" in note for note in facts["notes"])
+    assert json.loads(run(*words, "--loss", "output")[1])["facts"]["loss"] == facts["loss"]
+    code, _, err = run(*words, "--loss", "cross_entropy")
+    assert code != 0
+    assert "--loss output" in " ".join(err.split())
+
+
 def test_measures_take_options(run):
     words = ("measure", "nets.py:small", "--data", "data.npz", "--json")
     _, out, _ = run(*words, "-m", "epsilon_sharpness:epsilon=0.25,steps=3")

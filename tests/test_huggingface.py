@@ -75,6 +75,48 @@ def test_a_language_model_is_averaged_over_its_next_tokens(chunk):
     assert (surface.hvp(vector) - expected).norm() < 1e-5 * expected.norm()
 
 
+def batches_of_two_kinds() -> list[dict]:
+    """Two batches of tokens, of which the second has more labels that do not count."""
+    batch = tokens()
+    labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
+    labels[4:, 3:] = -100
+    batch = batch | {"labels": labels}
+    return [{key: value[part] for key, value in batch.items()} for part in (slice(4), slice(4, 10))]
+
+
+def test_a_language_model_is_measured_under_its_own_loss_unless_another_is_asked_for():
+    model, batches = gpt().double().eval(), batches_of_two_kinds()
+    whole = {key: torch.cat([batch[key] for batch in batches]) for key in batches[0]}
+    surface = LossSurface(model, "auto", batches, chunk=3)
+    # Every output is compared with the next token; the last one with nothing.
+    logits = model(**whole).logits[:, :-1].flatten(0, 1)
+    expected = torch.nn.functional.cross_entropy(logits, whole["labels"][:, 1:].flatten())
+    assert surface.value() == pytest.approx(expected.item(), rel=1e-6)
+    assert surface.loss_name == "output.loss"
+    assert any("the model's own loss is measured" in note for note in surface.notes)
+    assert LossSurface(model, None, batches).value() == pytest.approx(surface.value(), rel=1e-6)
+    with pytest.raises(ValueError, match=r"labels is .*own loss .* is .* Pass `loss=None`"):
+        LossSurface(model, "cross_entropy", batches)
+    with pytest.raises(ValueError, match=r"compares every output with the next token"):
+        LossSurface(model, torch.nn.CrossEntropyLoss(), batches)
+
+
+def test_a_loss_that_is_the_models_own_stays_the_named_one():
+    model, batch = bert().double(), tokens() | {"labels": torch.arange(10) % 3}
+    surface = LossSurface(model, "auto", batch)
+    assert (surface.loss_name, surface.notes) == ("cross_entropy", [])
+
+
+def test_a_model_that_needs_its_labels_is_measured_under_its_own_loss():
+    torch.manual_seed(0)
+    sizes = {"d_model": 8, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_heads": 2}
+    config = transformers.T5Config(vocab_size=30, decoder_start_token_id=0, **sizes)
+    model, ids = transformers.T5ForConditionalGeneration(config).eval(), tokens()["input_ids"]
+    surface = LossSurface(model, "auto", {"input_ids": ids, "labels": ids})
+    expected = model(input_ids=ids, labels=ids).loss.item()
+    assert surface.value() == pytest.approx(expected, rel=1e-5)
+
+
 def test_a_dict_batch_without_labels_says_what_is_missing():
     with pytest.raises(ValueError, match=r"has no `loss`; put labels in the batches"):
         LossSurface(bert(), None, tokens())
@@ -108,7 +150,7 @@ def test_a_model_with_its_own_loss_is_estimated():
 def test_the_layers_of_gpt_are_read_from_its_graph():
     model = gpt().double()
     ids = tokens()["input_ids"]
-    surface = LossSurface(model, "cross_entropy", [{"input_ids": ids, "labels": ids}])
+    surface = LossSurface(model, "cross_entropy", [({"input_ids": ids}, ids)])
     generator = torch.Generator().manual_seed(0)
     blocks = block_curvature(surface, ("trace",), estimate=False, generator=generator)
     assert {"transformer.ln_f.weight", "transformer.ln_f.bias"} <= set(blocks)

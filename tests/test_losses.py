@@ -256,6 +256,34 @@ def test_the_prediction_is_found_in_what_the_model_returns(kind):
     assert surface.value() == pytest.approx(F.cross_entropy(net()(X), LABELS).item(), rel=1e-12)
 
 
+class Several(nn.Module):
+    """Returns hidden units and logits, in one order or the other, behind what is no tensor."""
+
+    def __init__(self, *, hidden_first: bool) -> None:
+        super().__init__()
+        self.net, self.hidden_first = net(), hidden_first
+
+    def forward(self, x: Tensor):
+        hidden = self.net[:2](x)
+        pair = hidden, self.net[2](hidden)
+        return (None, *(pair if self.hidden_first else pair[::-1]), (hidden, hidden))
+
+
+def test_the_first_of_several_tensors_is_taken_only_if_no_other_fits():
+    surface = LossSurface(Several(hidden_first=False), "mse", (X, NUMBERS))
+    assert surface.value() == pytest.approx(F.mse_loss(net()(X), NUMBERS).item(), rel=1e-12)
+    assert any("(4, 3), (4, 5); the loss is taken of the first" in n for n in surface.notes)
+    message = r"returns 2 tensors, of shapes \(4, 5\), \(4, 3\); {} of them fit .* function that"
+    with pytest.raises(ValueError, match=message.format(1)):
+        LossSurface(Several(hidden_first=True), "mse", (X, NUMBERS))
+    with pytest.raises(ValueError, match=message.format(2)):
+        LossSurface(Several(hidden_first=True), "cross_entropy", (X, LABELS))
+    picked = LossSurface(
+        Several(hidden_first=True), lambda o, t: F.cross_entropy(o[2], t), (X, LABELS)
+    )
+    assert picked.value() == pytest.approx(F.cross_entropy(net()(X), LABELS).item(), rel=1e-12)
+
+
 def test_an_output_without_a_prediction():
     class Odd(nn.Module):
         def __init__(self) -> None:

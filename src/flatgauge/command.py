@@ -299,9 +299,10 @@ def _loss(text: str) -> str | Callable[[Any, Any], Any] | None:
     if text == "output":
         return None
     if ":" not in text:
-        if text not in NAMED:
+        if text != "auto" and text not in NAMED:
             raise ValueError(
-                f"`--loss {text}` is not a loss flatgauge knows; use {', '.join(sorted(NAMED))}, "
+                f"`--loss {text}` is not a loss flatgauge knows; use auto, "
+                f"{', '.join(sorted(NAMED))}, "
                 "output (the model's own), or path/to/file.py:function."
             )
         return text

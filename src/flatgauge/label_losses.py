@@ -60,7 +60,13 @@ def cross_entropy(
     def curvature(logits: Tensor, target: Tensor) -> Softmax:
         return _softmax_curvature(logits, target, weight, ignore_index, label_smoothing)
 
-    return Loss("cross_entropy", total, count, check, curvature=curvature, ignored=ignore_index)
+    plain = weight is None and ignore_index == IGNORED and label_smoothing == 0
+    return Loss(
+        *("cross_entropy", total, count, check),
+        curvature=curvature,
+        ignored=ignore_index,
+        own_differs="refuse" if plain else "ignore",
+    )
 
 
 def nll(*, weight: Tensor | None = None, ignore_index: int = IGNORED, second: bool = False) -> Loss:

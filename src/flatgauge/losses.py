@@ -225,11 +225,13 @@ def _resolved(loss: Any) -> Loss:
     """Read a name, a module, a callable or None."""
     if loss is None:
         return from_model()
+    if loss == "auto":
+        return replace(cross_entropy(), own_differs="take")
     if isinstance(loss, str):
         if loss not in NAMED:
             raise ValueError(
                 f"`loss={loss!r}` is not a name flatgauge knows; use one of "
-                f"{', '.join(sorted(NAMED))}, or a callable (output, target) -> mean loss."
+                f"auto, {', '.join(sorted(NAMED))}, or a callable (output, target) -> mean loss."
             )
         return NAMED[loss]()
     if not callable(loss):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -17,7 +18,8 @@ from flatgauge.batches import Batches
 from flatgauge.budget import Budget, too_little
 from flatgauge.denominators import find_count
 from flatgauge.isolation import isolated
-from flatgauge.loss import Loss
+from flatgauge.loss import Loss, check_choice
+from flatgauge.losses import from_model
 from flatgauge.memory import give_back, saved_bytes
 from flatgauge.nested import tensors
 from flatgauge.processes import Processes
@@ -48,6 +50,16 @@ _ENTRIES = 256
 #: Samples on which memory and methods are tried out.
 _FEW = 4
 
+#: How far a loss and the model's own may differ, in value and gradient together: models round.
+_OWN = 1e-3
+
+_OTHER_LOSS = (
+    "the loss {!r} of the model's outputs and the labels is {:.6g} on the first samples, but the "
+    "model's own loss from the same labels (`output.loss`) is {:.6g}: it reads them in another way "
+    "(a causal language model compares every output with the next token). Pass `loss=None` "
+    "(`--loss output`) for the model's own; or, to have the other one all the same, a function: "
+    "`lambda output, labels: F.cross_entropy(output.logits.flatten(0, -2), labels.flatten())`."
+)
 
 SHARDED = (
     "the model is sharded by FSDP, and only its loss, its gradient and differences of the gradient "
@@ -80,13 +92,13 @@ class Objective:
         denominator: Callable[[Any], float] | None,
     ) -> None:
         self._subject = subject
-        self.loss = loss
         self._batches = batches
         self._bytes: tuple[float, float] | None = None
         self._examples: dict[int, Batch] = {}
         self.listener: Callable[[int], None] | None = None
         self.ceiling: int | None = None
         with isolated(subject.model, subject.device):
+            self.loss = self._settled(loss)
             self._try_out()
             try:
                 self._count_of, self.notes = self._found_count(subject, denominator)
@@ -98,7 +110,7 @@ class Objective:
                 # Kernels round differently for one sample, and a ReLU may flip: look again in
                 # double precision before refusing.
                 self._count_of, self.notes = self._found_count(subject.doubled(), denominator)
-        self.notes = [*loss.notes, *self.notes]
+        self.notes = [*self.loss.notes, *self._remarks, *self.notes]
         self._count_all()
 
     def _found_count(
@@ -369,10 +381,49 @@ class Objective:
             return float(saved_bytes(nodes_from([total.grad_fn]), known))
         return float(saved_bytes(graph.nodes(), known))
 
+    def _settled(self, loss: Loss) -> Loss:
+        """The loss asked for, or the model's own where it reads the labels of batches otherwise."""
+        few = self._first_few()
+        known = loss.count
+        if loss.own_differs == "ignore" or few.label_key is None or self._subject.sharded:
+            return loss
+        assert known is not None
+        own = from_model()
+        try:
+            expected = self._compared(own, few)
+        except Exception:  # It has no loss of its own, or none that can be differentiated.
+            return loss
+        try:
+            found = self._compared(loss, few) / known(few.target)
+        except Exception as error:
+            if loss.own_differs != "take":
+                return loss  # What is wrong is said when it is tried out.
+            note = f"cross-entropy of its outputs and the labels fails ({error})"
+            return replace(own, notes=(f"the model's own loss is measured: {note}",))
+        if (found - expected).norm() <= _OWN * expected.norm():
+            return loss
+        if loss.own_differs == "refuse":
+            raise ValueError(_OTHER_LOSS.format(loss.name, float(found[0]), float(expected[0])))
+        note = (
+            f"the model's own loss is measured, {float(expected[0]):.6g} on the first samples; "
+            f"cross-entropy of its outputs and the labels is {float(found[0]):.6g}"
+        )
+        return replace(own, notes=(note,))
+
+    def _compared(self, loss: Loss, few: Batch) -> Tensor:
+        """Value and gradient of a few samples under a loss."""
+        other = copy.copy(self)
+        other.loss = loss
+        return other._evaluated(self._subject, few)
+
+    def _first_few(self) -> Batch:
+        """The first samples, whether they count or not."""
+        few = self._first(_FEW, lambda chunk: True)
+        return few.rows(slice(_FEW)) if few.splittable else few
+
     def _try_out(self) -> None:
         """Call model and loss on a few samples, so that misfits are told here and clearly."""
-        few = self._first(_FEW, lambda chunk: True)
-        few = self._subject.place(few.rows(slice(_FEW)) if few.splittable else few)
+        few = self._subject.place(self._first_few())
         with torch.no_grad():
             try:
                 output, warned = _watched(
@@ -386,6 +437,7 @@ class Objective:
                 ) from error
             if any("None of the inputs have requires_grad" in warning for warning in warned):
                 raise ValueError(REENTRANT)
+            self._remarks = check_choice(self.loss, output, few.target)
             self.loss.check(output, few.target)
             try:
                 self.loss.total(output, few.target)

@@ -58,8 +58,9 @@ class LossSurface:
     Args:
         model: A ``torch.nn.Module`` (DDP- or compile-wrapped is fine).
         loss: ``"cross_entropy"``, ``"mse"``, ``"nll"``, ``"l1"``, ``"binary_cross_entropy"`` (of
-            logits); a torch loss module; a callable ``(output, target) -> mean loss``; or None
-            for ``output.loss`` of a Hugging Face model.
+            logits); a torch loss module; a callable ``(output, target) -> mean loss``; None
+            for ``output.loss`` of a Hugging Face model; or ``"auto"`` for the latter where it
+            differs from cross-entropy (as a language model's does), else for cross-entropy.
         data: A DataLoader, a data set, any re-iterable of batches, or one ``(inputs, targets)``
             pair. A batch is such a pair or a dict; tuples of inputs are passed as positional,
             dicts as keyword arguments.
@@ -120,14 +121,14 @@ class LossSurface:
             check_order(model, loss, data)
             switches = {"compile": compile, "check_data": check_data, "sharded": sharded}
             check_options(chunk, dtype, weight_decay, **switches)
-            self._loss: Loss = resolve_loss(loss, denominator)
+            resolved = resolve_loss(loss, denominator)
             before = resident()
             self._subject = subject_of(model, dtype, self.processes, compiles=compile)
             self.memory = self._room(memory)
             self._batches = shard(
                 data, self.processes, sharded=sharded, room=self.memory // 4, check=check_data
             )
-            self._objective = Objective(self._subject, self._loss, self._batches, denominator)
+            self._objective = Objective(self._subject, resolved, self._batches, denominator)
             if before is not None and self.device.type == "cpu":
                 self._objective.ceiling = before + int(_FULL * self.memory)
         if self._subject.sharded and products == "auto":
@@ -232,7 +233,7 @@ class LossSurface:
     @property
     def loss_name(self) -> str:
         """What the loss is called in reports."""
-        return self._loss.name
+        return self._objective.loss.name
 
     @property
     def chunk(self) -> int:
@@ -551,7 +552,7 @@ class LossSurface:
         def make() -> LossSurface:
             other = type(self).__new__(type(self))
             other.__dict__.update(self.__dict__)
-            other._loss, other._origin, other.weight_decay = loss, self, 0.0
+            other._origin, other.weight_decay = self, 0.0
             other._subject = Subject(self.model, self.dtype)
             if other._subject.names != self.names:
                 raise ValueError(

@@ -60,7 +60,7 @@ def compare(
     names: Names = None,
     dtype: Dtype = None,
     data: Data,
-    loss: LossName = "cross_entropy",
+    loss: LossName = "auto",
     split: Split = "train",
     limit: Limit = None,
     mean: Mean = None,

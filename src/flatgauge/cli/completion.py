@@ -7,7 +7,7 @@ from pathlib import Path
 
 #: As in `flatgauge.datasets`, up to where a folder has to be named; a test holds them together.
 DATA = ("digits", "mnist:", "fashion-mnist:", "cifar10:")
-LOSSES = ("binary_cross_entropy", "cross_entropy", "l1", "mse", "nll", "output")
+LOSSES = ("auto", "binary_cross_entropy", "cross_entropy", "l1", "mse", "nll", "output")
 SPLITS = ("train", "test")
 DTYPES = ("float32", "float64")
 DEVICES = ("cpu", "cuda", "mps")

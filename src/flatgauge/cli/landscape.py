@@ -54,7 +54,7 @@ def landscape(
     models: Models,
     weights: MoreWeights = None,
     data: Data,
-    loss: LossName = "cross_entropy",
+    loss: LossName = "auto",
     space: Annotated[
         str | None,
         typer.Option(

@@ -52,7 +52,7 @@ def measure(
     weights: Weights = None,
     dtype: Dtype = None,
     data: Data,
-    loss: LossName = "cross_entropy",
+    loss: LossName = "auto",
     split: Split = "train",
     limit: Limit = None,
     mean: Mean = None,

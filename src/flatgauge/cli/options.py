@@ -68,7 +68,7 @@ LossName = Annotated[
         "--loss",
         metavar="NAME",
         help="cross_entropy, mse, nll, l1, binary_cross_entropy, output (the model's own), "
-        "or file.py:function.",
+        "file.py:function, or auto: the model's own if it differs from cross-entropy, else that.",
         rich_help_panel=DATA,
         autocompletion=completion.complete_loss,
     ),

@@ -52,7 +52,7 @@ def spectrum(
     models: Models,
     weights: MoreWeights = None,
     data: Data,
-    loss: LossName = "cross_entropy",
+    loss: LossName = "auto",
     geometry: Annotated[
         str,
         typer.Option(
