@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from flatgauge.bench.row import LIMIT, OWN, Row
 from flatgauge.drawing.colours import colour
+from flatgauge.drawing.forms import write_picture
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -64,7 +65,7 @@ def draw(rows: Sequence[Row], path: str | Path) -> None:
         fontsize=10,
     )
     figure.legend(handles=_legend(shown), loc="outside upper center", ncols=6, frameon=False)
-    figure.savefig(Path(path).expanduser(), dpi=150)
+    write_picture(path, figure, dpi=150)
 
 
 def _groups(rows: Sequence[Row], workload: str) -> dict[str, list[Row]]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from flatgauge.drawing.colours import colour
+from flatgauge.drawing.texts import plain_label, plain_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,10 +41,11 @@ def bars_axes(
     width = 0.8 / max(len(series), 1)
     for number, (name, values) in enumerate(series.items()):
         places = [row + (number - (len(series) - 1) / 2) * width for row in range(len(names))]
-        ax.barh(places, [float(value) for value in values], width, color=colour(number), label=name)
-    ax.set_yticks(range(len(names)), list(names))
+        lengths = [float(value) for value in values]
+        ax.barh(places, lengths, width, color=colour(number), label=plain_label(name))
+    ax.set_yticks(range(len(names)), [plain_label(name) for name in names])
     ax.invert_yaxis()
-    ax.set_xlabel(label)
+    ax.set_xlabel(plain_label(label))
     if log:
         ax.set_xscale("log")
     ax.spines[["top", "right"]].set_visible(False)
@@ -90,15 +92,3 @@ def bars_figure(names: Sequence[str], series: Series, *, label: str) -> Any:
         yaxis={"autorange": "reversed", "automargin": True, "type": "category"},
     )
     return figure
-
-
-def plain_text(text: str) -> str:
-    """A text that plotly shows as it is: it reads some HTML in labels.
-
-    Args:
-        text: Any text.
-
-    Returns:
-        The text with markup made harmless.
-    """
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from flatgauge.drawing.colours import HEIGHTS, colour
 from flatgauge.drawing.curves import BEYOND
 from flatgauge.drawing.heights import Heights, Scale
+from flatgauge.drawing.texts import plain_label, plain_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -95,7 +96,7 @@ def _filled(one: Heights, scale: Scale, ax: Axes) -> Any:
         )
     _finish(one, ax)
     if one.name:
-        ax.set_title(one.name)
+        ax.set_title(plain_label(one.name))
     return filled
 
 
@@ -106,7 +107,7 @@ def _overlaid(heights: Sequence[Heights], scale: Scale, ax: Axes) -> Axes:
         levels = _levels(scale, _LINE_LEVELS)
         look: dict[str, Any] = {"colors": colour(number), "linewidths": 1.2, "linestyles": "solid"}
         ax.contour(one.ticks, one.ticks, grid, levels=levels, **look)
-        ax.plot([], [], color=colour(number), label=one.name)
+        ax.plot([], [], color=colour(number), label=plain_label(one.name))
         _finish(one, ax)
     ax.legend(title=f"lines of equal {scale.label}", fontsize="small", loc="upper right")
     return ax
@@ -119,7 +120,7 @@ def _finish(one: Heights, ax: Axes) -> None:
             ax.plot(*where, marker="o", markersize=4, color="white", markeredgecolor="black")
             if label:
                 ax.annotate(
-                    label,
+                    plain_label(label),
                     where,
                     xytext=(5, 5),
                     textcoords="offset points",
@@ -155,7 +156,7 @@ def figure(heights: Sequence[Heights], scale: Scale) -> Any:
     """
     from plotly.subplots import make_subplots
 
-    names = [one.name for one in heights]
+    names = [plain_text(one.name) for one in heights]
     found = make_subplots(1, len(heights), subplot_titles=names, shared_yaxes=True)
     levels, (low, high) = _levels(scale), scale.ends
     for number, one in enumerate(heights, start=1):
@@ -207,7 +208,7 @@ def _mark(found: Any, one: Heights, place: dict[str, int]) -> None:
     found.add_scatter(
         x=[where[0] for where in marks.values()],
         y=[where[1] for where in marks.values()],
-        text=list(marks),
+        text=[plain_text(label) for label in marks],
         mode="markers+text",
         textposition="top center",
         textfont={"color": "white"},

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from flatgauge.drawing.colours import colour, dashes, shape
+from flatgauge.drawing.texts import plain_label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,7 +48,7 @@ def plot_courses(
             marker=shape(number)[0],
             markersize=4,
             linewidth=1.6,
-            label=name,
+            label=plain_label(name),
         )
     for place, step in enumerate(marked):
         told = "diverged" if place == 0 else None
@@ -55,7 +56,7 @@ def plot_courses(
     if finite and min(finite) > 0:
         ax.set_yscale("log")
     ax.set_xlabel("step")
-    ax.set_ylabel(label)
+    ax.set_ylabel(plain_label(label))
     ax.spines[["top", "right"]].set_visible(False)
     if courses or marked:
         ax.legend(frameon=False, fontsize="small")

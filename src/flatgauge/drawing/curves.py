@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from flatgauge.drawing.colours import colour, dashes
 from flatgauge.drawing.heights import Heights, Scale
+from flatgauge.drawing.texts import plain_label, plain_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,7 +41,7 @@ def plot(heights: Sequence[Heights], scale: Scale, ax: Axes | None = None) -> Ax
             color=colour(number),
             linestyle=dashes(number)[0],
             linewidth=1.8,
-            label=one.name or None,
+            label=plain_label(one.name) or None,
         )
         if one.beyond.any():
             ax.plot(one.ticks, far, color=colour(number), linewidth=1.2, linestyle=":")
@@ -52,7 +53,7 @@ def plot(heights: Sequence[Heights], scale: Scale, ax: Axes | None = None) -> Ax
         ax.axvline(where, color="grey", linewidth=0.8, linestyle="--", zorder=0)
         if label:
             ax.annotate(
-                label,
+                plain_label(label),
                 (where, 1.0),
                 xycoords=("data", "axes fraction"),
                 xytext=(0, 3),
@@ -84,17 +85,18 @@ def figure(heights: Sequence[Heights], scale: Scale) -> Any:
     found = go.Figure()
     for number, one in enumerate(heights):
         near, far = _parts(one, scale)
-        look = {"color": colour(number), "width": 2.5}
+        look, name = {"color": colour(number), "width": 2.5}, plain_text(one.name)
         broken = look | {"dash": dashes(number)[1]}
-        found.add_scatter(x=one.ticks, y=near, mode="lines", name=one.name, line=broken)
+        found.add_scatter(x=one.ticks, y=near, mode="lines", name=name, line=broken)
         if one.beyond.any():
             dots = look | {"dash": "dot", "width": 1.5}
-            name = f"{one.name}, {BEYOND}" if one.name else BEYOND
-            found.add_scatter(x=one.ticks, y=far, mode="lines", name=name, line=dots)
+            other = f"{name}, {BEYOND}" if name else BEYOND
+            found.add_scatter(x=one.ticks, y=far, mode="lines", name=other, line=dots)
     for label, (where, *_) in _marks(heights).items():
         found.add_vline(where, line={"color": "grey", "width": 1, "dash": "dash"})
         if label:
-            found.add_annotation(x=where, y=1.06, yref="paper", text=label, showarrow=False)
+            text = plain_text(label)
+            found.add_annotation(x=where, y=1.06, yref="paper", text=text, showarrow=False)
     limits = np.log10(_limits(scale)) if scale.log else np.array(_limits(scale))
     grid = {"gridcolor": "rgba(128,128,128,0.25)", "zeroline": False}
     found.update_layout(

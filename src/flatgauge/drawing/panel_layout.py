@@ -6,9 +6,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from flatgauge.drawing.bars import plain_text
 from flatgauge.drawing.cloud import Cloud, Key, x_limits, y_limits
 from flatgauge.drawing.colours import HEIGHTS
+from flatgauge.drawing.texts import plain_text
 
 #: Pixels: height of a panel, of one that is alone, of a line of its title, of what stands below
 #: it, of a colour bar.

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flatgauge.drawing.bars import plain_text
 from flatgauge.drawing.cloud import Cloud, Floats, Key, level_text, line_through, x_limits
 from flatgauge.drawing.colours import HEIGHTS, colour, shape
+from flatgauge.drawing.texts import plain_label, plain_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,7 +51,7 @@ def draw_panel(ax: Axes, cloud: Cloud, key: Key, generator: np.random.Generator)
         kept = kept & ~place
     for number, level, chosen in _parts(cloud, key, kept):
         look |= {"color": colour(number), "marker": shape(number)[0]}
-        ax.scatter(cloud.x[chosen], cloud.y[chosen], label=level or None, **look)
+        ax.scatter(cloud.x[chosen], cloud.y[chosen], label=plain_label(level) or None, **look)
     out = cloud.there & ~cloud.counted
     if out.any():
         hollow: dict[str, Any] = {
@@ -60,10 +60,10 @@ def draw_panel(ax: Axes, cloud: Cloud, key: Key, generator: np.random.Generator)
             "s": 24,
             "linewidths": 1.0,
         }
-        ax.scatter(cloud.x[out], cloud.y[out], label=cloud.left_out, **hollow)
+        ax.scatter(cloud.x[out], cloud.y[out], label=plain_label(cloud.left_out), **hollow)
     _set_across(ax, cloud)
-    ax.set_xlabel(cloud.axis_label)
-    ax.set_title(cloud.title, loc="left", fontsize="medium")
+    ax.set_xlabel(plain_label(cloud.axis_label))
+    ax.set_title(plain_label(cloud.title), loc="left", fontsize="medium")
     ax.spines[["top", "right"]].set_visible(False)
     return scale
 
@@ -91,7 +91,7 @@ def add_colour_bar(axes: Any, scale: Any, key: Key) -> None:
         key: Of the picture.
     """
     first = np.ravel(np.array(axes, dtype=object))[0]
-    bar = first.figure.colorbar(scale, ax=axes, label=key.factor, pad=0.02)
+    bar = first.figure.colorbar(scale, ax=axes, label=plain_label(key.factor), pad=0.02)
     bar.set_ticks(key.ticks(), labels=[f"{tick:.3g}" for tick in key.ticks()])
     bar.ax.minorticks_off()
     bar.outline.set_visible(False)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flatgauge.drawing.bars import plain_text
 from flatgauge.drawing.colours import colour
+from flatgauge.drawing.texts import plain_text
 
 #: A curve of more points is thinned: at the top every value, below it evenly spread ranks.
 MOST_POINTS = 400

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from flatgauge.drawing.colours import colour
+from flatgauge.drawing.texts import plain_label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,7 +54,7 @@ def plot_ratios(
             markersize=5,
             elinewidth=1,
             color=colour(number),
-            label=model,
+            label=plain_label(model),
         )
     ax.set_xscale("log")
     ax.set_yticks(places, shown)

@@ -10,6 +10,7 @@ import numpy as np
 from flatgauge.drawing.colours import HEIGHTS
 from flatgauge.drawing.contours import add_bar, few_ticks
 from flatgauge.drawing.heights import Heights, Scale
+from flatgauge.drawing.texts import plain_label, plain_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -63,7 +64,7 @@ def plot(heights: Sequence[Heights], scale: Scale, ax: Axes | None = None) -> Ax
             edgecolor=(1, 1, 1, 0.35),
             antialiased=True,
         )
-        panel.set(xlabel="t₁", ylabel="t₂", title=one.name, zlim=(low, high))
+        panel.set(xlabel="t₁", ylabel="t₂", title=plain_label(one.name), zlim=(low, high))
         panel.view_init(elev=28, azim=-55)
         few_ticks(panel)
         for axis in (panel.xaxis, panel.yaxis, panel.zaxis):
@@ -90,7 +91,7 @@ def figure(heights: Sequence[Heights], scale: Scale) -> Any:
         1,
         count,
         specs=[[{"type": "scene"}] * count],
-        subplot_titles=[one.name for one in heights],
+        subplot_titles=[plain_text(one.name) for one in heights],
         horizontal_spacing=0.02,
     )
     for number, one in enumerate(heights, start=1):

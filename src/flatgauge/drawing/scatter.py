@@ -15,6 +15,7 @@ import numpy as np
 from flatgauge.drawing.cloud import Cloud, Key, key_of, y_limits
 from flatgauge.drawing.panel_layout import good_columns, panel_layout
 from flatgauge.drawing.points import add_colour_bar, draw_panel, panel_traces
+from flatgauge.drawing.texts import plain_label
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -42,11 +43,11 @@ def plot(cloud: Cloud, ax: Axes | None = None, *, seed: int = 0) -> Axes:
     key = key_of([cloud])
     scale = draw_panel(ax, cloud, key, np.random.default_rng(seed))
     ax.set_ylim(*y_limits([cloud]))
-    ax.set_ylabel(cloud.target)
+    ax.set_ylabel(plain_label(cloud.target))
     if key.smooth:
         add_colour_bar(ax, scale, key)
     if ax.get_legend_handles_labels()[0]:
-        title = None if key.smooth else key.factor or None
+        title = None if key.smooth else plain_label(key.factor) or None
         ax.legend(frameon=False, fontsize="small", title=title, title_fontsize="small")
     return ax
 
@@ -93,9 +94,9 @@ def plot_panels(clouds: Sequence[Cloud], *, columns: int | None = None, seed: in
         ax.tick_params(labelsize="x-small")
         long = max(map(len, clouds[number].axis_label.split("\n"))) > 28
         ax.xaxis.label.set_fontsize("x-small" if long else "small")
-        ax.set_title(clouds[number].title, loc="left", fontsize="small")
+        ax.set_title(plain_label(clouds[number].title), loc="left", fontsize="small")
     axes[0, 0].set_ylim(*y_limits(clouds))
-    found.supylabel(clouds[0].target, fontsize="small")
+    found.supylabel(plain_label(clouds[0].target), fontsize="small")
     drawn = [ax for number, ax in enumerate(axes.flat) if number < len(clouds)]
     if key.smooth and scale is not None:
         add_colour_bar(drawn, scale, key)
@@ -117,7 +118,7 @@ def _add_legend(found: Figure, axes: Sequence[Any], key: Key) -> None:
             ncols=min(len(handles), 6),
             frameon=False,
             fontsize="small",
-            title=None if key.smooth else key.factor or None,
+            title=None if key.smooth else plain_label(key.factor) or None,
             title_fontsize="small",
             alignment="left",
         )

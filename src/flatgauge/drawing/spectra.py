@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flatgauge.drawing.colours import colour, dashes
+from flatgauge.drawing.texts import plain_label, plain_text
 from flatgauge.signed_log import Array, SignedLog
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ def plot_lines(
     ax.set_xlim(low, high)
     ax.set_yscale("log")
     ax.set_ylim(floor, ceiling)
-    ax.set(title=title, xlabel="eigenvalue", ylabel="eigenvalues per decade")
+    ax.set(title=plain_label(title), xlabel="eigenvalue", ylabel="eigenvalues per decade")
     ax.spines[["top", "right"]].set_visible(False)
     if any(line.label for line in lines):
         ax.legend(frameon=False, fontsize="small")
@@ -143,7 +144,7 @@ def _draw(ax: Axes, line: Line, number: int, floor: float) -> None:
         color=shade,
         linestyle=dash,
         linewidth=1.5,
-        label=line.label,
+        label=plain_label(line.label),
     )
     foot, across = 0.012 + _ROW * number, ax.get_xaxis_transform()
     tips = foot, foot + 0.8 * _ROW
@@ -234,7 +235,7 @@ def _curves(line: Line, number: int, floor: float) -> list[Any]:
     }
     thin, bold = {"color": shade, "width": 1.2}, {"color": shade, "width": 2, "dash": dash}
     faint = go.Scatter(y=rest, opacity=_FAINT, line=thin, **told, **group)
-    named = group | {"showlegend": bool(line.label), "name": line.label}
+    named = group | {"showlegend": bool(line.label), "name": plain_text(line.label)}
     return [band, faint, go.Scatter(y=known, line=bold, **told, **named)]
 
 
@@ -259,7 +260,7 @@ def _marks(line: Line, number: int, axis: SignedLog) -> Any:
             "line": {"width": 1.5},
             "opacity": [1.0] * len(line.top) + [_PALE],
         },
-        text=[f"{line.name}: {text}" if line.name else text for text in texts],
+        text=[plain_text(f"{line.name}: {text}" if line.name else text) for text in texts],
         hovertemplate="%{text}<extra></extra>",
         legendgroup=str(number),
         showlegend=False,
