@@ -7,6 +7,7 @@ import os
 
 import pytest
 import torch
+import typer
 from command_line import QUICK, call, fill, interrupt, start
 
 import flatgauge as fg
@@ -68,7 +69,7 @@ def stopped(error: BaseException, save=None, html=None, *, as_json=False, total=
 
 @pytest.mark.parametrize("as_json", [False, True])
 def test_without_a_file_finished_measures_are_printed(capsys, as_json):
-    with pytest.raises(SystemExit, match="130"):
+    with pytest.raises(typer.Exit, match="130"):
         stopped(KeyboardInterrupt(), as_json=as_json)
     out, err = capsys.readouterr()
     assert "hessian_trace" in out
@@ -87,7 +88,7 @@ def test_an_error_says_where_finished_measures_are(tmp_path, capsys):
 def test_the_page_of_an_interrupted_run_says_so(tmp_path, capsys):
     pytest.importorskip("flatgauge.report.page")
     path = tmp_path / "page.html"
-    with pytest.raises(SystemExit, match="130"):
+    with pytest.raises(typer.Exit, match="130"):
         stopped(KeyboardInterrupt(), html=str(path))
     assert "interrupted: not everything that was asked for is here" in path.read_text()
     assert f"in {path}" in capsys.readouterr().err
@@ -134,7 +135,7 @@ def illustrated(error: type[BaseException], html: str) -> None:
 
 def test_ctrl_c_while_pictures_are_computed_keeps_those_that_are_finished(tmp_path):
     path = tmp_path / "page.html"
-    with pytest.raises(SystemExit, match="130"):
+    with pytest.raises(typer.Exit, match="130"):
         illustrated(KeyboardInterrupt, str(path))
     assert 'id="spectra"' in path.read_text()
     assert 'id="landscapes"' not in path.read_text()

@@ -21,6 +21,7 @@ LAYERS = [
         "arguments",
         "nested",
         "precision",
+        "printable",
         "layout",
         "isolation",
         "likeness",

@@ -133,11 +133,17 @@ def test_what_a_newer_version_writes_beside_is_left_out():
 # -- files ------------------------------------------------------------------------------------
 
 
-def test_a_failed_write_leaves_the_old_file(tmp_path):
+def test_half_characters_of_file_names_are_written_as_escapes(tmp_path):
+    path = write_whole(tmp_path / "r.json", json.dumps("a\udcff", ensure_ascii=False))
+    assert json.loads(path.read_text()) == "a\udcff"
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "r.json"
     write_whole(path, "old")
-    with pytest.raises(UnicodeEncodeError):
-        write_whole(path, "new \ud800")
+    monkeypatch.setattr(os, "fsync", lambda handle: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        write_whole(path, "new")
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["r.json"]
 

@@ -125,6 +125,7 @@ def open_surfaces(
     """
     if dtype is not None and dtype not in _DTYPES:
         raise ValueError(f"`--dtype {dtype}` is unknown; use {' or '.join(_DTYPES)}.")
+    _check_memory(memory)
     chosen_loss = _loss(loss)
     modules, notes = _modules(entries, device, seed)
     samples = load_dataset(
@@ -144,6 +145,17 @@ def open_surfaces(
         for name, module in modules.items()
     }
     return surfaces, notes
+
+
+def _check_memory(memory: str) -> None:
+    """Refuse what is no amount of memory, before anything is read."""
+    try:
+        parse_bytes("1GiB" if memory == "auto" else memory)
+    except ValueError:
+        raise ValueError(
+            f"`--memory {memory}` is no amount of memory of 1 MiB or more; write it as 2GiB, 500MB "
+            "or a number of bytes, or leave it out."
+        ) from None
 
 
 def _room(memory: str, modules: Mapping[str, nn.Module]) -> str | int:

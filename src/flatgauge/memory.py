@@ -41,7 +41,7 @@ def parse_bytes(text: str | int) -> int:
     """
     amount = text
     if isinstance(text, str):
-        match = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*([kmgt]?i?)b?\s*", text.lower())
+        match = re.fullmatch(r"\s*([0-9]{0,15}\.?[0-9]{1,15})\s*([kmgt]?i?)b?\s*", text.lower())
         if match is None or match[2] == "i":
             raise ValueError(
                 f"`memory={text!r}` is no amount of memory; write it as '2GiB', '500MB', "

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
+from flatgauge.printable import one_line
 from flatgauge.surface import LossSurface
 
 #: Called with the name of what begins, how much is done, and how much there is.
@@ -51,7 +52,7 @@ def bar(*surfaces: LossSurface) -> Iterator[Progress]:
     console = Console(stderr=True)
     wide = console.width >= _WIDE
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         *((BarColumn(bar_width=16),) if wide else ()),
         MofNCompleteColumn(),
         *((TextColumn("{task.fields[passes]:.0f} passes"),) if wide and surfaces else ()),
@@ -68,7 +69,9 @@ def bar(*surfaces: LossSurface) -> Iterator[Progress]:
         def start(name: str, done: int, total: int) -> None:
             elapsed = progress.tasks[0].elapsed or 0.0
             left = time_left(elapsed, done, total)
-            progress.update(task, description=name, completed=done, total=total, left=left)
+            progress.update(
+                task, description=one_line(name), completed=done, total=total, left=left
+            )
 
         for surface in surfaces:
 

@@ -353,14 +353,42 @@ def _kind(value: object) -> str:
 
 def _located(error: BaseException) -> str:
     """Write an error with the line of the user's code it comes from."""
-    message = f"{type(error).__name__}: {error}"
     if isinstance(error, SyntaxError) and error.filename:
         return f"SyntaxError: {error.msg} ({error.filename}:{error.lineno})"
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return text + _line([frame for frame in _frames(error) if frame.filename != __file__])
+
+
+def locate(error: BaseException) -> str:
+    """The line of the user's code that an error came from, in brackets for the end of a message.
+
+    Args:
+        error: What was raised while flatgauge ran.
+
+    Returns:
+        `` (file.py:12)``, or nothing if no line of the user's was running.
+    """
+    home = str(Path(__file__).parent)
+    frames = _frames(error)
+    own = [number for number, frame in enumerate(frames) if frame.filename.startswith(home)]
+    if not own:
+        return ""
+    inside = [frame for frame in frames[own[0] :] if not frame.filename.startswith(home)]
+    return _line(_not_of_packages(inside))
+
+
+def _frames(error: BaseException) -> list[traceback.FrameSummary]:
+    """Where an error passed through, the place it was raised at last."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return [frame for frame in frames if not frame.filename.startswith("<")]
+
+
+def _line(frames: list[traceback.FrameSummary]) -> str:
+    """The last line outside of packages, or the last of all."""
+    own = _not_of_packages(frames) or frames
+    return f" ({own[-1].filename}:{own[-1].lineno})" if own else ""
+
+
+def _not_of_packages(frames: list[traceback.FrameSummary]) -> list[traceback.FrameSummary]:
     foreign = tuple(sysconfig.get_paths()[key] for key in ("stdlib", "purelib", "platlib"))
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith("<") and frame.filename != __file__
-    ]
-    own = [frame for frame in frames if not frame.filename.startswith(foreign)] or frames
-    return f"{message} ({own[-1].filename}:{own[-1].lineno})" if own else message
+    return [frame for frame in frames if not frame.filename.startswith(foreign)]

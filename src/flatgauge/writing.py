@@ -72,11 +72,12 @@ def explain_file_errors(path: str | Path) -> Iterator[None]:
 
 
 def write_whole(path: str | Path, contents: str | bytes) -> Path:
-    """Write a file so that its readers see the old contents or the new ones, never a part.
+    r"""Write a file so that its readers see the old contents or the new ones, never a part.
 
     Args:
         path: Where to. A link is followed; what is no file (a pipe, a terminal) is written to.
-        contents: All of it: a text, or bytes.
+        contents: All of it: a text, or bytes. Half characters of a text (from file names that are
+            not UTF-8) are written as ``\uXXXX``.
 
     Returns:
         The path as given.
@@ -90,7 +91,7 @@ def write_whole(path: str | Path, contents: str | bytes) -> Path:
 
 def _write_whole(path: str | Path, contents: str | bytes) -> Path:
     place = _place(path)
-    data = contents if isinstance(contents, bytes) else contents.encode()
+    data = contents if isinstance(contents, bytes) else contents.encode(errors="backslashreplace")
     if place.exists() and not place.is_file():
         place.write_bytes(data)
         return Path(path)

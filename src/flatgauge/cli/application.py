@@ -2,17 +2,84 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 import sys
 from functools import partial
-from typing import Annotated
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
-from flatgauge.cli.ranks import rank, run_together, several, speaks
+from flatgauge.cli.ranks import Stopped, rank, run_together, several, speaks
+from flatgauge.cli.streams import lasting_streams, show, tell
+
+#: What shells report for a program that Ctrl-C ended.
+INTERRUPTED = 130
+
+
+class Commands(TyperGroup):
+    """All commands; only they choose the code with which the program ends."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command.
+
+        Args:
+            ctx: Its arguments.
+
+        Returns:
+            What it returns.
+
+        Raises:
+            Stopped: If `torchrun` stops this process.
+            typer.BadParameter: If an option is given what it does not take.
+            RuntimeError: If the user's code ends the program, or raises what Typer would take for
+                an end of the program.
+            OSError: If the reader of a pipe that is written to has ended.
+        """
+        try:
+            return super().invoke(ctx)
+        except Stopped:
+            raise
+        except typer.BadParameter as error:
+            error.message += _given(error.param)
+            raise
+        except KeyboardInterrupt:
+            tell("interrupted")
+            end(INTERRUPTED)
+        except SystemExit as ended:
+            from flatgauge.user_code import locate
+
+            code = "" if ended.code is None else repr(ended.code)
+            raise RuntimeError(
+                f"code of yours called `sys.exit({code})`{locate(ended)} before the result was "
+                "finished; let it raise an error, or return."
+            ) from ended
+        except EOFError as error:
+            from flatgauge.user_code import locate
+
+            raise RuntimeError(f"EOFError: {error}{locate(error)}") from error
+        except BrokenPipeError as error:
+            name = f"`{error.filename}`" if error.filename else "a pipe"
+            raise OSError(f"{name} cannot be written: its reader has ended.") from error
+
+
+def end(code: int) -> NoReturn:
+    """End a command; `sys.exit` is what the user's code ends it with.
+
+    Args:
+        code: That the program returns.
+
+    Raises:
+        typer.Exit: Always.
+    """
+    raise typer.Exit(code)
+
 
 app = typer.Typer(
     name="flatgauge",
+    cls=Commands,
     help="How flat is the minimum of a trained network, whatever way it is written?",
     epilog="\n\n".join(
         [
@@ -36,7 +103,7 @@ def _version(asked: bool) -> None:
     if asked:
         from importlib import metadata
 
-        typer.echo(metadata.version("flatgauge"))
+        show(metadata.version("flatgauge"))
         raise typer.Exit
 
 
@@ -54,18 +121,84 @@ def main() -> None:
     # Idle threads of one numerical library must not spin while another one works: on two cores
     # that costs half of the time and more. Read when torch is loaded, so set before.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    for name in ("COLUMNS", "LINES"):
+        if not re.fullmatch("0*[1-9][0-9]{0,3}", os.environ.get(name, "1"), re.ASCII):
+            del os.environ[name]  # Of no use as a size: nothing would be printed.
+    closed = sys.stdout is None
+    with lasting_streams():
+        try:
+            _run(closed)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            if "--debug" in sys.argv:
+                raise
+            if speaks(error):
+                text = f"error: {_message(error)}"
+                if rank():  # Whose standard error leads nowhere.
+                    print(text, file=sys.__stderr__)
+                else:
+                    tell(text)
+            sys.exit(2)
+
+
+def _run(closed: bool) -> None:
+    """Run a command; what is printed is written when this ends."""
+    if closed:
+        raise OSError(
+            "standard output is closed, and results are printed there; leave it open, or send it "
+            "to a file (`> result.txt`) or nowhere (`> /dev/null`)."
+        )
+    _refuse_empty(sys.argv[1:])
     run = partial(app, prog_name="flatgauge")
     try:
         if several():
             run_together(run)
         run()
-    except BrokenPipeError:
-        sys.stderr.close()  # The reader (`| head`) has had enough; that is no error.
-        sys.exit(0)
-    except Exception as error:
-        if "--debug" in sys.argv:
-            raise
-        hint = "" if isinstance(error, _TEACHING) else " (--debug shows the traceback)"
-        if speaks(error):
-            print(f"error: {error}{hint}", file=sys.__stderr__ if rank() else sys.stderr)
-        sys.exit(2)
+    finally:
+        sys.stdout.flush()
+
+
+def _refuse_empty(words: list[str]) -> None:
+    """Refuse words without a letter, which a shell makes of variables that are not set."""
+    for before, word in zip(["", *words], words, strict=False):
+        option = before if before.startswith("-") else "an argument"
+        if word.startswith("--") and word.endswith("="):
+            option, word = word[:-1], ""
+        if not word.strip():
+            raise ValueError(
+                f"{option} was given {word!r}, which is empty; give a value, or leave it out."
+            )
+
+
+def _message(error: BaseException) -> str:
+    """What went wrong; for an error of the user's code, where."""
+    kind = type(error).__name__
+    text = str(error) or kind
+    if not isinstance(error, _TEACHING):
+        text = f"{kind}: {error}" if str(error) else kind
+    where = _place(error)
+    if where and where not in text:
+        return text + where
+    return text if isinstance(error, _TEACHING) else f"{text} (--debug shows the traceback)"
+
+
+def _place(error: BaseException | None) -> str:
+    """The line of the user's code that an error, or what it was raised from, came from."""
+    if "flatgauge.user_code" not in sys.modules:
+        return ""
+    from flatgauge.user_code import locate
+
+    while error is not None:
+        if where := locate(error):
+            return where
+        error = error.__cause__
+    return ""
+
+
+def _given(param: Any) -> str:
+    """The word that an option was given, for the end of a message."""
+    words = [word for before in sys.argv[1:] for word in before.split("=", 1)]
+    options = getattr(param, "opts", [])
+    found = [after for word, after in itertools.pairwise(words) if word in options]
+    return f" (given: {found[-1]!r})" if found else ""

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flatgauge.cli import completion
-from flatgauge.cli.application import app
-from flatgauge.cli.keeping import INTERRUPTED
+from flatgauge.cli.application import INTERRUPTED, app, end
 from flatgauge.cli.options import DATA, OUTPUT, RUNNING, WHAT, Debug, Threads, examples
-from flatgauge.cli.output import check_pictures, styled
+from flatgauge.cli.output import check_form, styled
+from flatgauge.cli.places import check_places
+from flatgauge.cli.streams import show, tell
 
 if TYPE_CHECKING:
     from flatgauge.bench.plan import Plan
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     )
 )
 def bench(
+    ctx: typer.Context,
+    *,
     workloads: Annotated[
         str | None,
         typer.Option(
@@ -105,13 +107,13 @@ def bench(
 
     At full size on two cores it takes hours.
     """
+    check_places(ctx.params, "json", "markdown", "png")
     from flatgauge.bench.plan import QUICK, Plan
     from flatgauge.bench.suite import run
     from flatgauge.command import set_threads
 
     set_threads(threads)
-    check_pictures(png, None)
-    _check_places(json, markdown)
+    check_form(png)
     usual = QUICK if quick else Plan()
     # Who names workloads or quantities wants all that belongs to them, also quickly.
     what = usual if workloads is quantities is None else Plan()
@@ -132,7 +134,7 @@ def bench(
     try:
         results = run(
             plan,
-            tell=lambda line: typer.echo(line, err=True),
+            tell=tell,
             kept=kept,
             shown=_show,
             strict=debug,
@@ -140,28 +142,28 @@ def bench(
     except KeyboardInterrupt:
         where = f"in {json}" if json is not None else "above"
         told = f"what is finished is {where}" if latest else "nothing is finished"
-        typer.echo(f"interrupted: {told}", err=True)
-        sys.exit(INTERRUPTED)
+        tell(f"interrupted: {told}")
+        end(INTERRUPTED)
     if png is not None:
         from flatgauge.bench.picture import draw
 
         draw(results.rows, png)
     for place in filter(None, (json, markdown, png)):
-        typer.echo(f"wrote {place}", err=True)
+        tell(f"wrote {place}")
     if results.failures:  # Each was told when it happened.
-        typer.echo(f"error: {len(results.failures)} of the quantities failed", err=True)
-        sys.exit(2)
+        tell(f"error: {len(results.failures)} of the quantities failed")
+        end(2)
 
 
 def _show(about: str, rows: list[Row]) -> None:
     """Print one section."""
     from flatgauge.bench.table import markdown, rich_print
 
-    typer.echo(about + "\n")
+    show(about + "\n")
     if styled():
         rich_print(rows)
     else:
-        typer.echo(markdown(rows) + "\n")
+        show(markdown(rows) + "\n")
 
 
 def _write(results: Results, json: Path | None, markdown: Path | None) -> None:
@@ -172,14 +174,6 @@ def _write(results: Results, json: Path | None, markdown: Path | None) -> None:
         write_whole(json, results.to_json())
     if markdown is not None:
         write_whole(markdown, results.to_markdown())
-
-
-def _check_places(*places: Path | None) -> None:
-    """Refuse files that cannot be written, before hours are spent."""
-    from flatgauge.writing import check_place
-
-    for place in filter(None, places):
-        check_place(place)
 
 
 def _check_drawable(plan: Plan, png: Path | None) -> None:

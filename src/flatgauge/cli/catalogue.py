@@ -10,6 +10,7 @@ from flatgauge.cli.application import app
 from flatgauge.cli.completion import complete_measure
 from flatgauge.cli.options import OUTPUT, Debug, Json, examples
 from flatgauge.cli.output import styled
+from flatgauge.cli.streams import show
 
 
 @app.command(
@@ -43,14 +44,14 @@ def catalogue(
     if json:
         rows = frame()
         chosen = rows if name is None else rows[rows["name"] == registry[name].name]
-        typer.echo(chosen.to_json(orient="records", indent=2, force_ascii=False))
+        show(chosen.to_json(orient="records", indent=2, force_ascii=False))
     elif markdown:
-        typer.echo(pages.markdown_page())
+        show(pages.markdown_page())
     elif name is not None and styled():
         pages.rich_explain(name)
     elif name is not None:
-        typer.echo(pages.explain(name))
+        show(pages.explain(name))
     elif styled():
         pages.rich_overview()
     else:
-        typer.echo(pages.overview())
+        show(pages.overview())

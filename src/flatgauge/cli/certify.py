@@ -8,9 +8,10 @@ from typing import Annotated
 
 import typer
 
-from flatgauge.cli.application import app
+from flatgauge.cli.application import app, end
 from flatgauge.cli.options import (
     WHAT,
+    CertifiedMeasures,
     Data,
     Debug,
     Device,
@@ -19,7 +20,6 @@ from flatgauge.cli.options import (
     Limit,
     LossName,
     Mean,
-    Measures,
     Memory,
     Model,
     Seed,
@@ -31,6 +31,7 @@ from flatgauge.cli.options import (
     examples,
 )
 from flatgauge.cli.output import opened, print_json, styled, watched, with_command
+from flatgauge.cli.streams import show
 
 
 @app.command(
@@ -53,7 +54,7 @@ def certify(
     mean: Mean = None,
     std: Std = None,
     weight_decay: WeightDecay = 0.0,
-    measures: Measures = None,
+    measures: CertifiedMeasures = None,
     every: Annotated[
         bool, typer.Option("--all", help="Certify every measure.", rich_help_panel=WHAT)
     ] = False,
@@ -78,8 +79,8 @@ def certify(
 ) -> None:
     """Rewrite a model in every way it allows and see which measures move; exit 1 if a claim fails.
 
-    Without -m, the measures that share the sweep are certified. What is proved does not depend on
-    the number of samples: a few hundred (--limit) are enough.
+    Without -m and --all, the measures that are read from the shared sweep are certified. What is
+    proved does not depend on the number of samples: a few hundred (--limit) are enough.
     """
     import flatgauge as fg
     from flatgauge.command import read_certified, set_threads
@@ -103,5 +104,5 @@ def certify(
 
         rich_print(certificate)
     else:
-        typer.echo(repr(certificate))
-    sys.exit(0 if certificate.passed else 1)
+        show(repr(certificate))
+    end(0 if certificate.passed else 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from contextlib import redirect_stdout
 from typing import Annotated
@@ -10,6 +11,7 @@ import typer
 
 from flatgauge.cli.application import app
 from flatgauge.cli.keeping import keeping, parts_without
+from flatgauge.cli.model_words import read_models
 from flatgauge.cli.options import (
     MODEL,
     Data,
@@ -35,6 +37,7 @@ from flatgauge.cli.options import (
     examples,
 )
 from flatgauge.cli.output import all_opened, print_result, watched
+from flatgauge.cli.places import check_places
 
 Names = Annotated[
     str | None,
@@ -82,6 +85,8 @@ def compare(
 
     The verdict counts only measures that no rescaling of the networks can move.
     """
+    check_places(ctx.params, "save", "html")
+    _check_several(models)
     import flatgauge as fg
     from flatgauge.command import read_measures, set_threads
     from flatgauge.measures import registry
@@ -98,3 +103,12 @@ def compare(
             )
             keeper.illustrate(surfaces, without, seed)
         print_result(comparison, json, notes)
+
+
+def _check_several(models: list[str]) -> None:
+    """Refuse a comparison of one."""
+    if len(read_models(models)) < 2:
+        raise ValueError(
+            f"`compare {shlex.join(models)}` has 1 model, and a comparison needs two; give another "
+            "checkpoint or model, or use `flatgauge measure`."
+        )

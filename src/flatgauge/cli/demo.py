@@ -9,6 +9,7 @@ import typer
 
 from flatgauge.cli.application import app
 from flatgauge.cli.options import OUTPUT, Debug, Seed, Threads, examples
+from flatgauge.cli.streams import show
 
 
 @app.command(epilog=examples("flatgauge demo", "flatgauge demo --html demo.html --seed 1"))
@@ -27,4 +28,4 @@ def demo(
 
     check_place(html)
     set_threads(threads or 1)  # For networks this small one thread is the fastest.
-    demonstrate(typer.echo, html, seed=seed)
+    demonstrate(show, html, seed=seed)

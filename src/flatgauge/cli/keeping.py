@@ -6,19 +6,15 @@ import shlex
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import typer
-
+from flatgauge.cli.application import INTERRUPTED, end
 from flatgauge.cli.ranks import rank
+from flatgauge.cli.streams import tell
 
 if TYPE_CHECKING:
     from flatgauge.report import Comparison, Report
     from flatgauge.surface import LossSurface
-
-#: What shells report for a program that Ctrl-C ended.
-INTERRUPTED = 130
 
 
 class Keeper:
@@ -32,30 +28,30 @@ class Keeper:
     """
 
     def __init__(self, save: str | None, html: str | None) -> None:
-        from flatgauge.writing import check_place
-
-        self._writes = not rank()
-        for place in filter(None, (save, html) if self._writes else ()):
-            check_place(place)
-        if save is not None and html is not None and _same_file(save, html):
-            raise ValueError(
-                f"`--save {save}` and `--html {html}` are the same file, and the page would "
-                "replace the results; give two names."
-            )
         self.result: Report | Comparison | None = None
         self.illustrations: dict[str, Any] = {}
         self.notes: list[str] = []
         self.total = 0
-        self._save, self._html = save, html
+        self._save, self._html = (None, None) if rank() else (save, html)
+        self._unsaved: OSError | None = None
 
     def __call__(self, result: Report | Comparison) -> None:
-        """Take a result, and write it if it is to be saved."""
+        """Take a result, and write it if it is to be saved.
+
+        A file that cannot be written ends nothing: it is tried again with the next result.
+        """
         self.result = result
-        if self._save is not None and self._writes:
+        if self._save is not None:
             from flatgauge.cli.output import with_command
             from flatgauge.report.json_text import json_text
 
-            json_text(with_command(result, self.notes), self._save)
+            before, self._unsaved = self._unsaved, None
+            try:
+                json_text(with_command(result, self.notes), self._save)
+            except OSError as error:
+                self._unsaved = error
+                if before is None:
+                    tell(f"note: {error} The measures go on; saving is tried after each of them.")
 
     def illustrate(
         self, surfaces: Mapping[str, LossSurface], without: list[str] | None, seed: int
@@ -89,26 +85,29 @@ class Keeper:
             return sum(len(report) for report in self.result.values())
         return 0 if self.result is None else len(self.result)
 
-    def publish(self) -> list[str]:
-        """Write the page, and say which files hold the result."""
-        if not self._writes:
-            return []
-        places = [self._save] if self._save is not None else []
-        if self._html is not None and self.result is not None:
+    def publish(self) -> tuple[list[str], list[OSError]]:
+        """Write the page.
+
+        Returns:
+            The files that hold the result, and why others do not.
+        """
+        if self.result is None:
+            return [], []
+        places, errors = [], []
+        if self._unsaved is not None:
+            errors.append(self._unsaved)
+        elif self._save is not None:
+            places.append(self._save)
+        if self._html is not None:
             command = shlex.join(["flatgauge", *sys.argv[1:]])
             shown = dict(self.illustrations)
             remarks = [*self.notes, *shown.pop("remarks", ())]
-            self.result.to_html(self._html, command=command, remarks=remarks, **shown)
-            places.append(self._html)
-        return places
-
-
-def _same_file(one: str, other: str) -> bool:
-    """Whether two paths lead to the same file (not to a device that swallows both)."""
-    place = Path(one).expanduser()
-    if place.exists() and not place.is_file():
-        return False
-    return place.resolve() == Path(other).expanduser().resolve()
+            try:
+                self.result.to_html(self._html, command=command, remarks=remarks, **shown)
+                places.append(self._html)
+            except OSError as error:
+                errors.append(error)
+        return places, errors
 
 
 def parts_without(words: list[str]) -> list[str]:
@@ -142,35 +141,39 @@ def keeping(save: str | None, html: str | None, *, json: bool) -> Iterator[Keepe
 
     Yields:
         What to give as `save`, to be filled with notes and the number of measures.
+
+    Raises:
+        SystemExit: What ended the measures, as every error.
     """
     keeper = Keeper(save, html)
     try:
         yield keeper
-        for place in keeper.publish():
-            typer.echo(f"wrote {place}", err=True)
     except KeyboardInterrupt:
-        _tell_interrupted(keeper, json=json)
-        sys.exit(INTERRUPTED)
-    except Exception:
-        if keeper.result is not None and (places := keeper.publish()):
-            typer.echo(f"finished before the error: {_told(keeper, places)}", err=True)
+        _tell_unfinished(keeper, "interrupted", json=json)
+        end(INTERRUPTED)
+    except (Exception, SystemExit):
+        if keeper.result is not None:
+            _tell_unfinished(keeper, "finished before the error", json=json)
         raise
+    places, errors = keeper.publish()
+    for place in places:
+        tell(f"wrote {place}")
+    if errors:
+        raise errors[0]
 
 
-def _tell_interrupted(keeper: Keeper, *, json: bool) -> None:
+def _tell_unfinished(keeper: Keeper, why: str, *, json: bool) -> None:
     """Say what is finished and where it is; print it if it is nowhere else."""
     from flatgauge.cli.output import print_result
 
     if keeper.result is None:
-        typer.echo("interrupted before the first measure was finished", err=True)
+        tell(f"{why} before the first measure was finished")
         return
-    places = keeper.publish()
-    if not places:
+    places, errors = keeper.publish()
+    for error in errors:
+        tell(f"error: {error}")
+    if not places and not rank():
         print_result(keeper.result, json, keeper.notes)
-    typer.echo(f"interrupted: {_told(keeper, places)}", err=True)
-
-
-def _told(keeper: Keeper, places: list[str]) -> str:
     of = f" of {keeper.total}" if keeper.total else ""
     where = f"in {' and '.join(places)}" if places else "printed above; --save FILE keeps them"
-    return f"{keeper.finished}{of} measures are finished, {where}"
+    tell(f"{why}: {keeper.finished}{of} measures are finished, {where}")

@@ -6,13 +6,12 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from flatgauge.cli import completion
-from flatgauge.cli.application import app
-from flatgauge.cli.keeping import INTERRUPTED
+from flatgauge.cli.application import INTERRUPTED, app, end
 from flatgauge.cli.options import (
     OUTPUT,
     WHAT,
@@ -34,11 +33,10 @@ from flatgauge.cli.options import (
     WeightDecay,
     examples,
 )
-from flatgauge.cli.output import all_opened, check_pictures, print_json, with_command
+from flatgauge.cli.output import all_opened, check_form, print_json, with_command, write_files
+from flatgauge.cli.places import check_places
 from flatgauge.cli.ranks import rank
-
-if TYPE_CHECKING:
-    pass
+from flatgauge.cli.streams import show, tell
 
 
 @app.command(
@@ -123,13 +121,14 @@ def landscape(
     debug: Debug = False,
 ) -> None:
     """Compute the loss on a line or plane around a model, or between models, and draw it."""
+    check_places(ctx.params, "png", "html", "save")
     import flatgauge as fg
     from flatgauge.command import set_threads
     from flatgauge.landscaping.arguments import dims_of
     from flatgauge.landscaping.picture import check_kind, check_what
 
     set_threads(threads)
-    check_pictures(png, html)
+    check_form(png)
     check_what(what)
     if kind is not None:
         check_kind(kind, dims_of(dims, to or []))
@@ -150,16 +149,24 @@ def landscape(
             progress=sys.stderr.isatty(),
             save=save,
         )
-        if png is not None and not rank():
-            found.to_png(png, what=what, kind=kind, log=log)
-        if html is not None and not rank():
-            found.to_html(html, what=what, kind=kind, log=log)
-    for path in filter(None, (png, html)):
-        typer.echo(f"wrote {path}", err=True)
+    if rank():
+        return
     if json:
         print_json(with_command(found, notes))
     elif png is None and html is None:
-        typer.echo(repr(found))
+        show(repr(found))
+    look: Any = {"what": what, "kind": kind, "log": log}
+    try:
+        write_files(
+            {
+                png: lambda path: found.to_png(path, **look),
+                html: lambda path: found.to_html(path, **look),
+            }
+        )
+    except OSError:
+        if not json:
+            show(repr(found))
+        raise
 
 
 @contextmanager
@@ -171,8 +178,8 @@ def _kept(save: Path | None) -> Iterator[None]:
         there = save is not None and save.expanduser().exists()
         how = f"finished points are in {save}" if there else "nothing is kept without --save FILE"
         more = "; the same command computes the rest" if there else ""
-        typer.echo(f"interrupted: {how}{more}", err=True)
-        sys.exit(INTERRUPTED)
+        tell(f"interrupted: {how}{more}")
+        end(INTERRUPTED)
 
 
 def _other(model: str, path: str, seed: int) -> Any:
@@ -181,5 +188,5 @@ def _other(model: str, path: str, seed: int) -> Any:
 
     module, notes = open_model(model, path, seed)
     for note in notes:
-        typer.echo(f"note: --to {path}: {note}", err=True)
+        tell(f"note: --to {path}: {note}")
     return module

@@ -35,7 +35,9 @@ from flatgauge.cli.options import (
     examples,
 )
 from flatgauge.cli.output import opened, print_result, watched
+from flatgauge.cli.places import check_places
 from flatgauge.cli.ranks import several
+from flatgauge.cli.streams import tell
 
 
 @app.command(
@@ -71,6 +73,7 @@ def measure(
     debug: Debug = False,
 ) -> None:
     """Measure how flat a trained model's minimum is, by every measure or by those named."""
+    check_places(ctx.params, "save", "html")
     import flatgauge as fg
     from flatgauge.command import read_measures, set_threads
     from flatgauge.measures import registry
@@ -85,7 +88,7 @@ def measure(
             (name,) = names_of([(model, weights)])
             keeper.illustrations = {"name": name}
             if several() or not watched():  # Else the bar tells it.
-                typer.echo(str(fg.memory_estimate(surface)), err=True)
+                tell(str(fg.memory_estimate(surface)))
             report = fg.measure(
                 surface, measures=wanted, gauge=gauge, seed=seed, progress=watched(), save=keeper
             )

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
+from flatgauge.printable import one_line
+
 #: A model's reference and its checkpoint, None for the model as its factory makes it.
 Entry = tuple[str, str | None]
 
@@ -74,7 +76,7 @@ def names_of(entries: Sequence[Entry]) -> list[str]:
     ]
     ways += [lambda entry: entry[1] or entry[0], lambda entry: " ".join(filter(None, entry))]
     for way in ways:
-        names = [way(entry) for entry in entries]
+        names = [one_line(way(entry)) for entry in entries]
         if len(set(names)) == len(names):
             return names
     seen: Counter[str] = Counter()

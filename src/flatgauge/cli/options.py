@@ -98,15 +98,28 @@ WeightDecay = Annotated[
     float,
     typer.Option(metavar="X", help="Adds ½ · X · ‖θ‖² to the loss.", rich_help_panel=DATA),
 ]
+_MEASURE = (
+    "A measure (see `flatgauge catalogue`), with options if wanted: hessian_trace:tolerance=0.05; "
+    "balanced:NAME measures the balanced form of the model; repeat for several. Without -m: "
+)
 Measures = Annotated[
     list[str] | None,
     typer.Option(
         "--measure",
         "-m",
         metavar="NAME",
-        help="A measure (see `flatgauge catalogue`), with options if wanted: "
-        "hessian_trace:tolerance=0.05; balanced:NAME measures the balanced form of the model; "
-        "repeat for several. Without -m: all.",
+        help=f"{_MEASURE}all.",
+        rich_help_panel=WHAT,
+        autocompletion=completion.complete_measure,
+    ),
+]
+CertifiedMeasures = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--measure",
+        "-m",
+        metavar="NAME",
+        help=f"{_MEASURE}those of the shared sweep.",
         rich_help_panel=WHAT,
         autocompletion=completion.complete_measure,
     ),

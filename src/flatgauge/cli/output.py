@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from flatgauge.cli.ranks import device_of, processes, rank
+from flatgauge.cli.ranks import device_of, processes
+from flatgauge.cli.streams import show, tell, writes_unicode
+from flatgauge.printable import one_line
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,7 +26,7 @@ def opened(ctx: typer.Context) -> tuple[LossSurface, list[str]]:
     words = words_for(open_surface, ctx) | {"device": device_of(ctx.params["device"])}
     surface, notes = open_surface(**words, processes=processes())
     for note in notes:
-        typer.echo(f"note: {note}", err=True)
+        tell(f"note: {note}")
     return surface, notes
 
 
@@ -49,30 +52,47 @@ def all_opened(
     chosen = words_for(open_surfaces, ctx) | {"device": device_of(ctx.params["device"])}
     surfaces, notes = open_surfaces(named, **chosen, processes=processes())
     for note in notes:
-        typer.echo(f"note: {note}", err=True)
+        tell(f"note: {note}")
     return surfaces, notes
 
 
-def check_pictures(png: Path | None, html: Path | None) -> None:
-    """Refuse files that cannot be drawn into, before anything is computed.
+def check_form(png: Path | None) -> None:
+    """Refuse a picture in a form that cannot be drawn, before anything is computed.
 
     Args:
         png: A picture, in the form that its ending names.
-        html: A page.
 
     Raises:
         ValueError: If there is no such form.
-        OSError: If one cannot be written.
     """
     from flatgauge.drawing.forms import picture_forms
-    from flatgauge.writing import check_place
 
-    for place in filter(None, () if rank() else (png, html)):
-        check_place(place)
     if png is not None and png.suffix[1:].lower() not in (forms := picture_forms()):
         raise ValueError(
             f"`--png {png}` does not end in a form of picture; use one of {', '.join(forms)}."
         )
+
+
+def write_files(writers: dict[Path | None, Callable[[Path], Any]]) -> None:
+    """Write files and say so; one that fails does not keep others from being written.
+
+    Args:
+        writers: What writes each of them; None is left out.
+
+    Raises:
+        OSError: The first that could not be written, after all others are.
+    """
+    errors = []
+    for path, write in writers.items():
+        if path is None:
+            continue
+        try:
+            write(path)
+            tell(f"wrote {path}")
+        except OSError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 def words_for(function: Any, ctx: typer.Context) -> dict[str, Any]:
@@ -111,7 +131,7 @@ def print_json(contents: dict[str, Any]) -> None:
     """Print contents for a program."""
     import json
 
-    typer.echo(json.dumps(contents, indent=2, ensure_ascii=False))
+    show(json.dumps(contents, indent=2, ensure_ascii=not writes_unicode()))
 
 
 def print_result(result: Report | Comparison, json: bool, notes: list[str]) -> None:
@@ -121,7 +141,7 @@ def print_result(result: Report | Comparison, json: bool, notes: list[str]) -> N
     if json:
         print_json(with_command(result, notes))
     elif not styled():
-        typer.echo(repr(result))
+        show(repr(result))
     elif isinstance(result, Comparison):
         from flatgauge.report.comparison_table import rich_print
 
@@ -136,7 +156,7 @@ def _labels(names: str | None, count: int) -> list[str] | None:
     """The names that were given, if they fit."""
     if names is None:
         return None
-    labels = [name.strip() for name in names.split(",")]
+    labels = [one_line(name.strip()) for name in names.split(",")]
     if len(set(labels)) != count or len(labels) != count or not all(labels):
         raise ValueError(
             f"`--names {names}` has {len(set(filter(None, labels)))} different names, and there "

@@ -21,6 +21,10 @@ _ALONE = ("demo", "study", "bench")
 _GRACE = 10
 
 
+class Stopped(SystemExit):
+    """The end of a rank that `torchrun` has told to stop."""
+
+
 def rank() -> int:
     """The number of this process among those that `torchrun` has started."""
     return int(os.environ["RANK"]) if several() else 0
@@ -92,7 +96,7 @@ def run_together(run: Callable[[], Any]) -> None:
     sys.exit(code)
 
 
-def speaks(error: Exception) -> bool:
+def speaks(error: BaseException) -> bool:
     """Whether this rank tells of an error: the first one does, unless it is the one that is lost.
 
     Args:
@@ -116,4 +120,4 @@ def _stop(number: int, frame: Any) -> None:
     text = "error: stopped by torchrun: another rank has ended, or the job was cancelled"
     if not rank():
         print(text, file=sys.__stderr__, flush=True)
-    sys.exit(128 + signal.SIGTERM)
+    raise Stopped(128 + signal.SIGTERM)

@@ -32,8 +32,10 @@ from flatgauge.cli.options import (
     WeightDecay,
     examples,
 )
-from flatgauge.cli.output import all_opened, check_pictures, print_json, with_command
+from flatgauge.cli.output import all_opened, check_form, print_json, with_command, write_files
+from flatgauge.cli.places import check_places
 from flatgauge.cli.ranks import rank
+from flatgauge.cli.streams import show
 
 if TYPE_CHECKING:
     from flatgauge.surface import LossSurface
@@ -97,11 +99,13 @@ def spectrum(
     debug: Debug = False,
 ) -> None:
     """Show how the eigenvalues of the Hessian are spread, in a geometry that you choose."""
+    check_places(ctx.params, "png", "html")
     import flatgauge as fg
     from flatgauge.command import set_threads
+    from flatgauge.drawing.forms import write_picture
 
     set_threads(threads)
-    check_pictures(png, html)
+    check_form(png)
     with redirect_stdout(sys.stderr):
         surfaces, notes = all_opened(ctx, [*models, *(weights or [])])
         if rescaled:
@@ -118,15 +122,16 @@ def spectrum(
         )
     if rank():
         return
-    if png is not None:
-        found.plot().figure.savefig(png, dpi=200)
-        typer.echo(f"wrote {png}", err=True)
-    if html is not None:
-        typer.echo(f"wrote {found.to_html(html)}", err=True)
     if json:
         print_json(with_command(found, notes))
     else:
-        typer.echo(repr(found))
+        show(repr(found))
+    write_files(
+        {
+            png: lambda path: write_picture(path, found.plot().figure, dpi=200),
+            html: found.to_html,
+        }
+    )
 
 
 def _with_rescaled(surfaces: dict[str, LossSurface], seed: int) -> dict[str, LossSurface]:

@@ -23,6 +23,7 @@ from flatgauge.cli.engine import (
 )
 from flatgauge.cli.options import DATA, OUTPUT, RUNNING, WHAT, Debug, Json, examples
 from flatgauge.cli.output import print_json, styled, watched
+from flatgauge.cli.streams import show, tell
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -128,9 +129,9 @@ def study(
             found[part] = _run(part, pool, place / part, data, resume, workers, ray)
             told = _report(found[part], _command(name, preset, part, pool))
             if not json:
-                typer.echo(f"\n{name}, {part}")
+                show(f"\n{name}, {part}")
                 _print(found[part])
-                typer.echo(f"\n{told}")
+                show(f"\n{told}")
     if json:
         print_json({"command": sys.argv[1:]} | {k: _contents(v) for k, v in found.items()})
 
@@ -149,7 +150,7 @@ def _run(
     many = 1 if ray is not None else min(workers or _cores(), total)
     processes = "1 process" if many == 1 else f"{many} processes"
     where = processes if ray is None else f"{ray.cpus:g} CPU each on Ray"
-    typer.echo(f"{part}: {total} networks, {where}, in {place}", err=True)
+    tell(f"{part}: {total} networks, {where}, in {place}")
     try:
         with nullcontext() if ray is None else redirect_stdout(sys.stderr):  # Ray prints losses.
             return pool.run(
@@ -162,10 +163,9 @@ def _run(
             )
     except KeyboardInterrupt:
         trained, measured = (len(list(place.glob(what))) for what in ("models/*.s*", "rows/*.json"))
-        typer.echo(
+        tell(
             f"interrupted: of {total} networks {trained} are trained and {measured} measured, in "
-            f"{place}; --resume goes on",
-            err=True,
+            f"{place}; --resume goes on"
         )
         raise typer.Exit(130) from None
 
@@ -181,7 +181,7 @@ def _cores() -> int:
 def _print(findings: Findings) -> None:
     """Print what was found for a person at a terminal, or for a file."""
     if not styled():
-        typer.echo(repr(findings))
+        show(repr(findings))
         return
     from rich.console import Console
 
@@ -207,12 +207,12 @@ def _list() -> None:
     from flatgauge.studies.published import STUDIES
 
     for one in STUDIES.values():
-        typer.echo(f"{one.name}  ({one.paper})\n    {one.about}")
+        show(f"{one.name}  ({one.paper})\n    {one.about}")
         for preset in ("quick", "medium", "paper"):
             pools = [
                 f"{part}: {len(pool.runs())} networks" for part, pool in one.parts(preset).items()
             ]
-            typer.echo(f"    --preset {preset:<7} {'; '.join(pools)}")
+            show(f"    --preset {preset:<7} {'; '.join(pools)}")
 
 
 def _chosen(parts: dict[str, Study], only: list[str]) -> dict[str, Study]:

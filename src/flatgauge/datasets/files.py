@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import lzma
+import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -13,6 +14,26 @@ from typing import IO, Any
 
 ENDINGS = ("", ".gz", ".xz")
 _DAMAGE = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
+
+
+# What the files are called that the built-in data sets are read from.
+_NAMES = re.compile(r"(train|t10k)-(images|labels)[-.]idx[13]-ubyte|(data_batch_[1-5]|test_batch)")
+
+
+def is_data_file(path: Path) -> bool:
+    """Whether a file has a name that the files of a built-in data set have.
+
+    Args:
+        path: The file.
+
+    Returns:
+        Whether it has, with whatever ending.
+
+    Example:
+        >>> is_data_file(Path("raw/train-images-idx3-ubyte.gz")), is_data_file(Path("run.json"))
+        (True, False)
+    """
+    return _NAMES.match(path.name) is not None
 
 
 def find_folder(folder: str, subfolders: Sequence[str]) -> list[Path]:

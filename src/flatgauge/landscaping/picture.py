@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flatgauge.drawing import contours, curves, reliefs
+from flatgauge.drawing.forms import write_picture
 from flatgauge.drawing.heights import Heights, Scale, scale_of
 from flatgauge.drawing.standalone import write_figure
-from flatgauge.writing import explain_file_errors
+from flatgauge.printable import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -72,7 +73,7 @@ class Picture(ABC):
                 f"{name:{width}}  loss at the model {here}, lowest {seen.min():.4g}, "
                 f"highest {seen.max():.4g}".strip()
             )
-        return "\n".join(lines + [f"note: {note}" for note in self.notes])
+        return printable("\n".join(lines + [f"note: {note}" for note in self.notes]))
 
     def plot(
         self,
@@ -140,9 +141,7 @@ class Picture(ABC):
             The path.
         """
         whole: Any = self.plot(what=what, kind=kind, log=log).figure
-        with explain_file_errors(path):
-            whole.savefig(path, dpi=dpi)
-        return Path(path)
+        return write_picture(path, whole, dpi=dpi)
 
     def to_html(
         self, path: str | Path, *, what: str = "loss", kind: str | None = None, log: bool = False

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from flatgauge.printable import printable
 from flatgauge.report.certificate_table import certificate_text
 from flatgauge.report.json_text import json_text, plain
 
@@ -142,4 +143,4 @@ class Certificate:
         return json_text(self.to_dict(), path)
 
     def __repr__(self) -> str:
-        return certificate_text(self)
+        return printable(certificate_text(self))

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatgauge.measures import GROUPS, registry
+from flatgauge.printable import printable
 from flatgauge.report.agreement import Agreement
 from flatgauge.report.comparison_table import comparison_text
 from flatgauge.report.difference_table import DifferenceRow, difference_rows, read_pairs
@@ -59,7 +60,7 @@ class Comparison(Mapping[str, Report]):
         return len(self.reports)
 
     def __repr__(self) -> str:
-        return comparison_text(self)
+        return printable(comparison_text(self))
 
     @property
     def measures(self) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatgauge.estimators import Estimate
+from flatgauge.printable import printable
 from flatgauge.report.json_text import json_text, plain, read_json
 from flatgauge.report.reading import read_report
 from flatgauge.report.run import Facts
@@ -51,7 +52,7 @@ class Report(Mapping[str, Estimate]):
         return len(self.estimates)
 
     def __repr__(self) -> str:
-        text = f"{header(self.facts)}\n\n{plain_table(self.estimates)}"
+        text = printable(f"{header(self.facts)}\n\n{plain_table(self.estimates)}")
         return text if self.complete else f"{text}\n{UNFINISHED}"
 
     def to_frame(self) -> pd.DataFrame:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from flatgauge.printable import printable
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -20,7 +22,7 @@ def print_lines(console: Console, lines: Sequence[str], *, style: str = "") -> N
         style: How, in the words of rich.
     """
     for line in lines:
-        console.print(line, style=style, highlight=False, markup=False)
+        console.print(printable(line), style=style, highlight=False, markup=False)
 
 
 def print_table(
@@ -41,7 +43,8 @@ def print_table(
     from rich.table import Table
     from rich.text import Text
 
-    for cells in (rows, *narrower):
+    tables = [[tuple(map(printable, row)) for row in cells] for cells in (rows, *narrower)]
+    for cells in tables:
         if _width(cells) <= console.width:
             names, *body = cells
             table = Table(
@@ -53,7 +56,7 @@ def print_table(
                 table.add_row(*(Text(cell, style=colour(cell)) for cell in row))
             console.print(table)
             return
-    _print_stacked(console, narrower[-1] if narrower else rows, colour)
+    _print_stacked(console, tables[-1], colour)
 
 
 def _width(rows: Rows) -> int:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from flatgauge.drawing.spectra import Line
 from flatgauge.estimators.log_density import log_grid
+from flatgauge.printable import printable
 from flatgauge.report.json_text import json_text
 from flatgauge.signed_log import SignedLog
 from flatgauge.spectra.single import WIDTH, Spectrum
@@ -44,7 +45,7 @@ class Spectra(Mapping[str, Spectrum]):
         return len(self.spectra)
 
     def __repr__(self) -> str:
-        return summary(self.spectra)
+        return printable(summary(self.spectra))
 
     @property
     def geometry(self) -> str:

@@ -15,6 +15,7 @@ from flatgauge.drawing.spectra import Line
 from flatgauge.estimators import Estimate, SpectralDensity
 from flatgauge.estimators.log_density import axis_of, log_density, log_grid
 from flatgauge.estimators.shares import resolution, share_between
+from flatgauge.printable import printable
 from flatgauge.report import Facts
 from flatgauge.report.json_text import json_text, plain
 from flatgauge.signed_log import Array, SignedLog
@@ -242,7 +243,7 @@ class Spectrum:
         )
 
     def __repr__(self) -> str:
-        return summary({"": self})
+        return printable(summary({"": self}))
 
 
 def _brief(estimate: Estimate) -> dict[str, float | None]:
