@@ -89,6 +89,7 @@ HEADER = struct.pack(">4I", 0x803, 0, 28, 28)
         (b"<!DOCTYPE html>", r"begins with b'<!DO', which is no IDX file"),
         (idx(pixels(20, 10, 10)), r"holds 20 items of size \[10, 10\]; needed .* 28×28"),
         (HEADER, r"holds 0 items"),
+        (struct.pack(">4I", 0x803, 2**31, 28, 28), r"is cut short: \d+ of \d+ expected bytes"),
         (gzip.compress(GOOD)[:-20], r"is cut short or damaged .*end-of-stream.*download it again"),
         (gzip.compress(GOOD)[:-8] + bytes(8), r"is cut short or damaged \(CRC check failed"),
         (lzma.compress(GOOD)[:-20], r"is cut short or damaged"),

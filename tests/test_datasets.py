@@ -4,6 +4,7 @@ import copy
 import os
 import pickle
 import sys
+import zipfile
 from textwrap import dedent
 
 import numpy as np
@@ -209,6 +210,26 @@ ROWS = np.ones((3, 2))
 def test_npz_that_is_wrong(tmp_path, arrays, message):
     np.savez(tmp_path / "own.npz", **arrays)
     with pytest.raises(ValueError, match=message):
+        load_dataset(f"{tmp_path}/own.npz")
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        b"\x93NUMPY\x01\x00\x05\x00{{{{\n",
+        b"\x93NUMPY\x01\x00\x76\x00"
+        + b"{'descr': '<f8', 'fortran_order': False, 'shape': (10**15,), }".ljust(117)
+        + b"\n",
+        b"\x93NUMPY\x01\x00\x76\x00"
+        + b"{'descr': '<f8', 'fortran_order': False, 'shape': (1000000000000000,), }".ljust(117)
+        + b"\n",
+    ],
+)
+def test_npz_with_a_damaged_header(tmp_path, start):
+    with zipfile.ZipFile(tmp_path / "own.npz", "w") as archive:
+        archive.writestr("x.npy", start)
+        archive.writestr("y.npy", start)
+    with pytest.raises(ValueError, match=r"is cut short or not an `.npz`"):
         load_dataset(f"{tmp_path}/own.npz")
 
 

@@ -30,6 +30,7 @@ LAYERS = [
         "double_backward",
         "products",
         "randomness",
+        "reading",
         "threads",
         "nodes",
         "processes",

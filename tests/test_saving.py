@@ -112,6 +112,8 @@ def test_numbers_that_json_has_not_are_read_back(tmp_path):
     [
         ("{", "holds no JSON"),
         ("[]", "holds no report"),
+        ("[" * 100_000, "holds no JSON"),
+        ("\x00", "holds no JSON"),
         ('{"rows": []}', "needs `facts` and `measures`, and holds `rows`"),
         ('{"measures": {"a": {}}, "facts": {}}', "`a` of this report lacks `value`"),
         ('{"measures": {"a": 1}, "facts": {}}', "`a` of this report is 1; it must hold"),
@@ -121,6 +123,11 @@ def test_what_is_no_report_is_refused(tmp_path, text, message):
     (tmp_path / "r.json").write_text(text)
     with pytest.raises(ValueError, match=message):
         Report.from_json(tmp_path / "r.json")
+
+
+def test_a_report_that_is_not_there(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"gone.json` is not a file, seen from .*to_json"):
+        Report.from_json(tmp_path / "gone.json")
 
 
 def test_what_a_newer_version_writes_beside_is_left_out():

@@ -5,6 +5,7 @@ import os
 import pickle
 import struct
 import warnings
+import zipfile
 from collections import OrderedDict
 
 import numpy as np
@@ -298,3 +299,42 @@ def test_what_was_done_to_other_peoples_files():
     ]
     with pytest.raises(ValueError, match=r"missing .*; \d+ unknown to the model"):
         load_weights(before, zoo.need_data("checkpoints", zoo.ZOO["lenet"].file))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda value: value.to("meta"), "2 without values .saved on the device meta.: `weight`"),
+        (lambda value: value.to_sparse(), "2 sparse or quantized .* `weight`, `bias`"),
+        (lambda value: value.to(torch.complex64), "2 complex, where the model's are real"),
+    ],
+)
+def test_tensors_that_hold_no_plain_numbers(tmp_path, change, message):
+    model, path = nn.Linear(3, 2), tmp_path / "a.pt"
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    torch.save({name: change(value) for name, value in before.items()}, path)
+    with pytest.raises(ValueError, match=message):
+        load_weights(model, path)
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+
+
+def test_paths_that_lead_to_no_file(tmp_path, monkeypatch):
+    model = nn.Linear(3, 2)
+    with pytest.raises(FileNotFoundError, match="n` is not there"):
+        load_weights(model, tmp_path / ("n" * 300))
+    with pytest.raises(FileNotFoundError, match=r"`~no-such-user/a.pt` is not there"):
+        load_weights(model, "~no-such-user/a.pt")
+    os.mkfifo(tmp_path / "a.pt")
+    with pytest.raises(ValueError, match="is a pipe or a device; needed is a file"):
+        load_weights(model, tmp_path / "a.pt")
+    (tmp_path / "b.pt").write_bytes(b"x")
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(PermissionError, match="you may not; change its permissions"):
+        load_weights(model, tmp_path / "b.pt")
+
+
+def test_an_archive_of_something_else(tmp_path):
+    with zipfile.ZipFile(tmp_path / "a.pt", "w") as archive:
+        archive.writestr("hello.txt", "hello")
+    with pytest.raises(ValueError, match=r"not a PyTorch file .it cannot be read as plain data"):
+        load_weights(nn.Linear(3, 2), tmp_path / "a.pt")

@@ -188,6 +188,12 @@ def _modules(
     for name, (model, weights) in entries.items():
         module, told = open_model(model, weights, seed)
         notes += [f"{name}: {note}" if name else note for note in told]
+        empty = [key for key, value in module.state_dict().items() if value.is_meta]
+        if empty:
+            raise ValueError(
+                f"`{empty[0]}` of `{model}` has no values (it was made on the device meta); make "
+                "the model on the device cpu."
+            )
         try:
             modules[name] = module.to(device)
         except (RuntimeError, AssertionError) as error:

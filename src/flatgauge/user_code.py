@@ -20,6 +20,8 @@ from typing import Any
 
 from torch import nn
 
+from flatgauge.reading import expand
+
 # Modules that user files imported from beside them; another folder has its own by that name.
 _neighbours: dict[str, Path] = {}
 
@@ -177,7 +179,7 @@ def copied(reference: str, folder: Path) -> Iterator[None]:
 
 def _file(place: str) -> Path:
     """Where the file is that a reference names."""
-    path = Path(place).expanduser()
+    path = expand(place)
     return _copies[place] / path.name if place in _copies else path
 
 
@@ -272,7 +274,7 @@ def _is_file(place: str) -> bool:
 
 def _import_file(path: Path, reference: str) -> ModuleType:
     """Run a Python file as a module of its own."""
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise FileNotFoundError(_missing_file(path, reference))
     path = path.resolve()
     stat = path.stat()
@@ -316,7 +318,7 @@ def _missing_file(path: Path, reference: str) -> str:
     """Say that a file is not there, and which ones are."""
     if not path.suffix and path.with_suffix(".py").is_file():
         return f"`{reference}` names no file; write `{path}.py:...`, with its ending."
-    there = sorted(file.name for file in path.parent.glob("*.py"))
+    there = sorted(file.name for file in path.parent.glob("*.py") if file.is_file())
     found = f"`{path.parent}` holds {_listed(path.name, there)}" if there else "check the path"
     return f"`{path}` is not a file, seen from `{Path.cwd()}`; {found}."
 

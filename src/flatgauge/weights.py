@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import warnings
 from collections import Counter
@@ -13,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+
+from flatgauge.reading import check_readable, expand
 
 # Where training scripts keep the weights among other things, most telling name first.
 _SHELVES = (
@@ -28,6 +31,9 @@ _SHELVES = (
     "params",
 )
 _SHOWN = 5
+
+# What torch says to itself.
+_RAW = re.compile(r"Weights only|enforce fail|\.cc:\d")
 
 
 def load_weights(model: nn.Module, path: str | PathLike[str]) -> list[str]:
@@ -58,7 +64,7 @@ def load_weights(model: nn.Module, path: str | PathLike[str]) -> list[str]:
         took the weights under `state_dict`
         2 tensors stored as float16 were read as float32
     """
-    path = Path(path).expanduser()
+    path = expand(path)
     own = model.state_dict()
     lazy = [name for name, value in own.items() if is_lazy(value)]
     if lazy:
@@ -80,11 +86,14 @@ def load_weights(model: nn.Module, path: str | PathLike[str]) -> list[str]:
 
 def _read(path: Path) -> Any:
     """Read what a file holds, running nothing."""
-    if not path.exists():
+    if not os.path.exists(path):
         raise FileNotFoundError(f"`{path}` is not there, seen from `{Path.cwd()}`; check it.")
+    check_readable(path)
     if path.is_dir():
         inside = ", ".join(f"`{file.name}`" for file in sorted(path.iterdir())[:_SHOWN])
-        raise ValueError(f"`{path}` is a folder; needed is a file, of which it has {inside}.")
+        raise ValueError(
+            f"`{path}` is a folder; needed is a file, of which it has {inside or 'none'}."
+        )
     if not path.stat().st_size:
         raise ValueError(f"`{path}` is empty; needed are weights; save or download it again.")
     try:
@@ -113,7 +122,7 @@ def _unreadable(path: Path, error: Exception) -> str:
         return f"`{path}` is a TorchScript program; needed are weights; save them with {save}."
     kind = "safetensors" if path.suffix == ".safetensors" else "PyTorch"
     reason = (str(error).strip() or "it ends too early").splitlines()[0]
-    if len(reason) > 160 or "Weights only" in reason or isinstance(error, LookupError):
+    if len(reason) > 160 or _RAW.search(reason) or isinstance(error, LookupError):
         reason = "it cannot be read as plain data"
     return (
         f"`{path}` is cut short or not a {kind} file ({reason}); needed is what {save} writes, "
@@ -181,6 +190,8 @@ def _plain(name: str) -> str:
 def _transfer(model: nn.Module, weights: dict[str, Any]) -> list[str]:
     """Load the weights, or restore the model and say what does not fit."""
     own = model.state_dict()
+    if unusable := _unusable(own, weights):
+        return unusable
     before = {name: value.clone() for name, value in own.items() if isinstance(value, Tensor)}
     refusal = []
     try:
@@ -226,6 +237,26 @@ def _misfits(
         f"{len(items)} {kind}: {', '.join(items[:_SHOWN])}{', ...' * (len(items) > _SHOWN)}"
         for kind, items in kinds.items()
         if items
+    ]
+
+
+def _unusable(own: Mapping[str, Any], weights: Mapping[str, Any]) -> list[str]:
+    """List the tensors that hold no plain numbers of the model's kind."""
+    found: dict[str, list[str]] = {}
+    for name, value in weights.items():
+        if isinstance(value, Tensor) and isinstance(own.get(name), Tensor):
+            if value.is_meta:
+                found.setdefault("without values (saved on the device meta)", []).append(name)
+            elif value.layout is not torch.strided or value.is_quantized:
+                found.setdefault(
+                    "sparse or quantized (save them with `.to_dense()` or `.dequantize()`)", []
+                ).append(name)
+            elif value.is_complex() and not own[name].is_complex():
+                found.setdefault("complex, where the model's are real", []).append(name)
+    return [
+        f"{len(names)} {kind}: {', '.join(f'`{name}`' for name in names[:_SHOWN])}"
+        f"{', ...' * (len(names) > _SHOWN)}"
+        for kind, names in found.items()
     ]
 
 

@@ -137,7 +137,7 @@ def check_place(path: str | Path) -> Path:
 
 def _place(path: str | Path) -> Path:
     """Where a path leads, or why a file cannot be there."""
-    place = Path(os.path.realpath(Path(path).expanduser()))
+    place = Path(os.path.realpath(os.path.expanduser(path)))
     with suppress(FileNotFoundError, NotADirectoryError):
         os.lstat(place)  # Raises if there can be no such name.
     if place.is_dir():

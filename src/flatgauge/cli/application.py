@@ -178,7 +178,9 @@ def _message(error: BaseException) -> str:
     if not isinstance(error, _TEACHING):
         text = f"{kind}: {error}" if str(error) else kind
     where = _place(error)
-    if where and where not in text:
+    if where and where in str(error):
+        return str(error)
+    if where:
         return text + where
     return text if isinstance(error, _TEACHING) else f"{text} (--debug shows the traceback)"
 

@@ -37,6 +37,7 @@ from flatgauge.cli.output import all_opened, check_form, print_json, with_comman
 from flatgauge.cli.places import check_places
 from flatgauge.cli.ranks import rank
 from flatgauge.cli.streams import show, tell
+from flatgauge.reading import expand
 
 
 @app.command(
@@ -175,7 +176,7 @@ def _kept(save: Path | None) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        there = save is not None and save.expanduser().exists()
+        there = save is not None and expand(save).exists()
         how = f"finished points are in {save}" if there else "nothing is kept without --save FILE"
         more = "; the same command computes the rest" if there else ""
         tell(f"interrupted: {how}{more}")

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flatgauge.cli.ranks import rank
+from flatgauge.reading import expand
 
 #: Options that name what is read: models, checkpoints, data and losses.
 _READ = ("model", "models", "weights", "to", "data", "loss")
@@ -60,9 +61,9 @@ def _reads(word: str, place: Path) -> bool:
     files = (word, start, f"{module}.py", f"{module}/__init__.py")
     if any(file and _same_file(place, Path(file)) for file in files):
         return True
-    folders = [Path(name).expanduser() for name in (word, word.partition(":")[2]) if name]
-    target = Path(os.path.realpath(place.expanduser()))
-    if not any(folder.resolve() in target.parents for folder in folders if folder.is_dir()):
+    folders = [expand(name) for name in (word, word.partition(":")[2]) if name]
+    target = Path(os.path.realpath(expand(place)))
+    if not any(folder.resolve() in target.parents for folder in folders if os.path.isdir(folder)):
         return False
     from flatgauge.datasets.files import is_data_file
 
@@ -71,7 +72,7 @@ def _reads(word: str, place: Path) -> bool:
 
 def _same_file(one: Path, other: Path) -> bool:
     """Whether two paths lead to one file (not to a device that swallows both)."""
-    one, other = one.expanduser(), other.expanduser()
+    one, other = expand(one), expand(other)
     try:
         if one.exists() and not one.is_file():
             return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gzip
 import lzma
+import os
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -12,9 +13,14 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+from flatgauge.reading import check_readable, expand
+
 ENDINGS = ("", ".gz", ".xz")
 _DAMAGE = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
 
+
+#: Bytes that are read at once.
+_PIECE = 2**24
 
 # What the files are called that the built-in data sets are read from.
 _NAMES = re.compile(r"(train|t10k)-(images|labels)[-.]idx[13]-ubyte|(data_batch_[1-5]|test_batch)")
@@ -49,9 +55,9 @@ def find_folder(folder: str, subfolders: Sequence[str]) -> list[Path]:
     Raises:
         FileNotFoundError: If there is no such folder.
     """
-    root = Path(folder).expanduser()
-    if not root.is_dir():
-        found = "is a file" if root.exists() else "does not exist"
+    root = expand(folder)
+    if not os.path.isdir(root):
+        found = "is a file" if os.path.exists(root) else "does not exist"
         raise FileNotFoundError(
             f"`{folder}` {found}, seen from `{Path.cwd()}`; needed is the folder that holds "
             f"the data files; flatgauge does not download them."
@@ -108,6 +114,7 @@ def reading(path: Path) -> Iterator[IO[bytes]]:
     Raises:
         ValueError: If the compressed data end early or are damaged.
     """
+    check_readable(path)
     with path.open("rb") as raw:
         start = raw.read(6)
     opener: Callable[[Path], Any] = partial(open, mode="rb")
@@ -139,10 +146,15 @@ def read_exactly(stream: IO[bytes], count: int, path: Path) -> bytes:
     Raises:
         ValueError: If there are fewer.
     """
-    content = stream.read(count)
+    content = bytearray()
+    while len(content) < count:  # In pieces: what a damaged header asks for may fit nowhere.
+        piece = stream.read(min(count - len(content), _PIECE))
+        if not piece:
+            break
+        content += piece
     if len(content) < count:
         raise ValueError(
             f"`{path}` is cut short: {count - len(content)} of {count} expected bytes are "
             f"missing; needed is the whole file; download it again."
         )
-    return content
+    return bytes(content)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,9 @@ import torch
 from torch import Tensor
 
 from flatgauge.datasets.samples import from_bytes, within
+from flatgauge.reading import check_readable, expand
 
 PAIRS = (("inputs", "targets"), ("x", "y"))
-_DAMAGE = (ValueError, OSError, EOFError, KeyError, zlib.error, zipfile.BadZipFile)
 
 
 def load_npz(path: str, *, split: str, limit: int | None) -> tuple[Tensor, Tensor, tuple[str, ...]]:
@@ -39,8 +38,9 @@ def load_npz(path: str, *, split: str, limit: int | None) -> tuple[Tensor, Tenso
         FileNotFoundError: If there is no such file.
         ValueError: If it does not hold such arrays, or numbers that cannot be converted.
     """
-    file = Path(path).expanduser()
-    if not file.is_file():
+    file = expand(path)
+    check_readable(file)
+    if not os.path.isfile(file):
         raise FileNotFoundError(
             f"`{path}` is not a file, seen from `{Path.cwd()}`; needed is an `.npz`, as "
             f"`numpy.savez` writes it; check the path."
@@ -61,7 +61,7 @@ def _read(path: Path, split: str) -> tuple[np.ndarray[Any, Any], np.ndarray[Any,
     with path.open("rb") as stream:  # numpy leaves a file it opened itself open on an error
         try:
             archive = np.load(stream, allow_pickle=False)
-        except _DAMAGE as error:
+        except Exception as error:  # Damaged files end in nearly every kind of error.
             raise ValueError(_damaged(path, error)) from error
         if not isinstance(archive, np.lib.npyio.NpzFile):
             raise ValueError(
@@ -76,7 +76,7 @@ def _array(archive: Mapping[str, Any], name: str, path: Path) -> np.ndarray[Any,
     """Read one array of numbers."""
     try:
         array = np.asarray(archive[name])
-    except _DAMAGE as error:
+    except Exception as error:
         if "Object arrays" in str(error):
             raise ValueError(_not_numbers(path, name, "object")) from error
         raise ValueError(_damaged(path, error)) from error

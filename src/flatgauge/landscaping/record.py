@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flatgauge.reading import expand
 from flatgauge.writing import check_place, write_whole
 
 #: Seconds between two writes of the file.
@@ -67,7 +68,7 @@ class Record:
         shape: tuple[int, ...],
         count: int,
     ) -> None:
-        self._path = None if path is None else check_place(path).expanduser()
+        self._path = None if path is None else expand(check_place(path))
         self._settings: dict[str, Any] = json.loads(json.dumps(settings))
         self.parts = [
             Part(np.zeros(shape), np.full(shape, math.nan), np.zeros(shape, bool))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from flatgauge.reading import check_readable, expand
 from flatgauge.writing import write_whole
 
 #: How numbers are written that JSON has not.
@@ -82,12 +84,19 @@ def read_json(path: str | Path) -> dict[str, Any]:
         Its contents.
 
     Raises:
+        FileNotFoundError: If there is no such file.
         ValueError: If it holds no JSON object.
     """
-    text = Path(path).expanduser().read_text(encoding="utf-8")
+    place = expand(path)
+    if not os.path.isfile(place):
+        raise FileNotFoundError(
+            f"`{path}` is not a file, seen from `{Path.cwd()}`; give a file that `to_json` or "
+            "`--save` wrote."
+        )
+    check_readable(place)
     try:
-        contents = json.loads(text)
-    except json.JSONDecodeError as error:
+        contents = json.loads(place.read_text(encoding="utf-8-sig"))
+    except (ValueError, RecursionError) as error:
         raise ValueError(
             f"`{path}` holds no JSON ({error}); give a file that `to_json` or `--save` wrote."
         ) from error
