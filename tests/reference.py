@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from unittest import mock
 
 import torch
@@ -207,3 +207,13 @@ def gauge_dimension(
     assert kept.min() > 1e-6 * values[0]
     assert not len(zeros) or zeros.max() < 1e-11 * values[0]
     return free
+
+
+def holds_smallest(details: Mapping[str, float], smallest: float, slack: float = 1e-9) -> bool:
+    """Whether what a search for the largest eigenvalue says of the smallest one is true."""
+    if "smallest" in details:
+        value, bound = details["smallest"], details["smallest bound"]
+        right_sign = value == 0 or value * smallest > 0
+        return right_sign and abs(value - smallest) <= bound + slack
+    low, high = details["smallest at least"], details["smallest at most"]
+    return low - slack <= smallest <= high + slack

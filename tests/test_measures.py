@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 from cases import CASES, build
-from reference import dense_hessian, loss_function, theta
+from reference import dense_hessian, holds_smallest, loss_function, theta
 from torch import Generator, nn
 
 from flatgauge import LossSurface
@@ -36,7 +36,7 @@ def test_trace_and_top_eigenvalue_are_those_of_the_dense_hessian(name):
     top = hessian_max_eigenvalue(surface, tolerance=1e-6, generator=source())
     assert abs(top.value - spectrum[-1].item()) <= top.bound + 1e-12
     assert top.bound <= 1e-6 * abs(top.value)
-    assert top.details["smallest"] >= spectrum[0].item() - 1e-9
+    assert holds_smallest(top.details, spectrum[0].item())
 
 
 @pytest.mark.parametrize("name", ["mlp", "leaky relu with mse"])
@@ -59,6 +59,53 @@ def test_by_hand():
     top = hessian_max_eigenvalue(surface, tolerance=1e-10, generator=source())
     assert top.value == pytest.approx(13 + math.sqrt(601), rel=1e-9)
     assert top.details["smallest"] == pytest.approx(13 - math.sqrt(601), rel=1e-9)
+
+
+def quadratic(curvatures: list[float]) -> LossSurface:
+    """The loss Σ c w² / 2: curvatures of both signs, which are the eigenvalues."""
+
+    class Weights(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(len(curvatures), dtype=torch.float64))
+
+        def forward(self, x):
+            return x * self.w
+
+    c = torch.tensor(curvatures, dtype=torch.float64)
+    ones = torch.ones(1, len(curvatures), dtype=torch.float64)
+    return LossSurface(Weights(), lambda out, _: (c * out.square()).sum(1).mean() / 2, (ones, ones))
+
+
+def test_the_smallest_eigenvalue_is_never_an_inner_one():
+    """Far below zero for the bulk, and hidden from a search for the largest."""
+    curvatures = [10.0, 5.0, 3.0, *torch.linspace(0, 0.01, 60).tolist(), -0.03]
+    for seed in range(2):
+        seen = hessian_max_eigenvalue(quadratic(curvatures), generator=source(seed))
+        assert "smallest" not in seen.details
+        assert holds_smallest(seen.details, -0.03)
+        asked = hessian_max_eigenvalue(quadratic(curvatures), smallest=True, generator=source(seed))
+        assert asked.details["smallest"] == pytest.approx(-0.03, rel=0.1)
+        assert holds_smallest(asked.details, -0.03)
+        assert asked.value == pytest.approx(10.0, rel=1e-6)
+        assert (seen.notes, asked.notes) == ((), ())
+
+
+def test_a_smallest_eigenvalue_that_cannot_be_told_from_zero_is_zero():
+    flat = hessian_max_eigenvalue(quadratic([10.0, 5.0] + [0.0] * 30), generator=source())
+    assert flat.details["smallest"] == 0.0
+    assert flat.details["smallest bound"] < 1e-12
+
+
+def test_what_is_not_known_of_the_smallest_eigenvalue_is_said():
+    curvatures = torch.linspace(-8, 10, 400).tolist()
+    found = hessian_max_eigenvalue(quadratic(curvatures), max_matvecs=12, generator=source())
+    assert holds_smallest(found.details, -8.0)
+    assert any("may lie as low as" in note for note in found.notes)
+    asked = hessian_max_eigenvalue(
+        quadratic(curvatures), smallest=True, max_matvecs=12, generator=source()
+    )
+    assert any("pass a larger `max_matvecs`" in note for note in asked.notes)
 
 
 def test_worst_case_at_the_bottom_of_a_bowl():

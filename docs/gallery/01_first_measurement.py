@@ -37,7 +37,7 @@ print(report)
 rho = report["rho_sum"]
 print(f"ρ_Σ = {rho.value:.3f}, on other data ± {rho.data_stderr:.3f}")
 top = report["hessian_max_eigenvalue"]
-print(f"λ_max = {top.value:.3f}, wrong by at most {top.bound:.3f}; {top.matvecs} products")
+print(f"λ_max = {top.value:.3f} ± {top.bound:.3f}; {top.matvecs} products")
 
 # %%
 # Per layer, and per unit: where is the network sharp?

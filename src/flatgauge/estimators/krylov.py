@@ -60,6 +60,9 @@ class Krylov:
         size: Basis vectors held.
         pending: The columns of :math:`P`, oldest first.
         scale: Longest product seen, a lower estimate of the matrix's norm.
+        starts: How many directions were added from outside.
+        lengths: What was left of every product outside the basis, its length: the divisors.
+        left_out: Ritz values whose vectors restarts have dropped.
     """
 
     def __init__(self, matrix: Matrix, capacity: int) -> None:
@@ -68,6 +71,9 @@ class Krylov:
         self.size = 0
         self.pending: list[Tensor] = []
         self.scale = 0.0
+        self.starts = 0
+        self.lengths: list[float] = []
+        self.left_out: list[float] = []
         self._basis = torch.empty(  # one vector per row
             capacity, matrix.size, dtype=matrix.dtype, device=matrix.device
         )
@@ -116,6 +122,7 @@ class Krylov:
             )
         fresh, _, _ = self._split(direction / length)
         self._append(fresh, length_of(fresh), np.zeros(self.capacity))
+        self.starts += 1
         return True
 
     def extend(self, pick: int = -1) -> None:
@@ -142,6 +149,7 @@ class Krylov:
             row = np.zeros(self.capacity)
             row[last] = length
             self._append(fresh, length, row)
+            self.lengths.append(length)
 
     def ritz(self, block: slice = slice(None), pending: slice = slice(None)) -> Ritz:
         """Eigenpairs seen from the basis, or from a block of its vectors alone.
@@ -170,9 +178,15 @@ class Krylov:
         """Combine the basis with the columns of ``coefficients``; one vector per row."""
         return self._to_torch(coefficients.T) @ self._basis[: self.size]
 
-    def compress(self, coefficients: Array) -> None:
-        """Replace the basis by the given orthonormal combinations of it (thick restart)."""
+    def compress(self, coefficients: Array, left_out: Array) -> None:
+        """Replace the basis by orthonormal combinations of it (thick restart).
+
+        Args:
+            coefficients: The combinations, one per column.
+            left_out: The Ritz values whose vectors are not among them.
+        """
         kept = coefficients.shape[1]
+        self.left_out.extend(left_out)
         mixing = self._to_torch(coefficients.T)
         for first in range(0, self.matrix.size, _PIECE):  # Whole, it would be a second basis.
             piece = self._basis[: self.size, first : first + _PIECE]

@@ -12,9 +12,14 @@ from torch import Generator
 
 from flatgauge.estimators import probes
 from flatgauge.estimators.krylov import Array, Krylov, Ritz
+from flatgauge.estimators.unseen import unseen
 
 MISS = 0.01
 """Accepted chance that a second look overlooks an eigenvalue."""
+NEAR = 0.05
+"""How far above the largest value another one may be hidden, relative to it; less where the
+tolerance is small."""
+_TOLERANCES = 50.0  # ... than this many times
 
 
 class Pairs(NamedTuple):
@@ -59,6 +64,7 @@ class Search:
         space: The basis, with a first direction pending.
         count: How many values are wanted.
         sign: 1 for the largest, -1 for the smallest.
+        turned: Whether the wanted values are found, and the other end is searched for.
     """
 
     def __init__(
@@ -68,6 +74,7 @@ class Search:
         count: int,
         sign: float,
         tolerance: float,
+        opposite: float | None,
         given: bool,
         generator: Generator,
     ) -> None:
@@ -75,6 +82,8 @@ class Search:
         self.count = count
         self.sign = sign
         self._tolerance = tolerance
+        self._opposite = opposite
+        self.turned = False
         self._given = given
         self._generator = generator
         self._doubt = count > 1  # whether one sequence may have missed wanted values
@@ -102,10 +111,14 @@ class Search:
         pairs = self.pairs()
         if self._look and not self._look_is_over(self._look, pairs):
             return False
+        self.turned = False
         if not pairs.settled[: self.count].all():
             return False
+        if self.count == 1 and self._may_be_hidden(pairs):
+            return False
         if not self._doubt or self._is_confirmed(pairs):
-            return True
+            self.turned = not self._opposite_is_known(pairs)
+            return not self.turned
         before = len(self.space.pending)
         if self._add_direction():
             self._look = _Look(first=self.space.size, pending=before)
@@ -114,6 +127,19 @@ class Search:
     def pairs(self) -> Pairs:
         """What is known of the whole spectrum."""
         return self._ordered(self.space.ritz())
+
+    def unseen(self, sign: float) -> float:
+        """How far beyond an end of what is seen an eigenvalue may lie; see `unseen`.
+
+        Args:
+            sign: 1 for the wanted end, -1 for the other one.
+
+        Returns:
+            The distance; infinite where the start was given: it says nothing of what it lacks.
+        """
+        if self.space.size == self.space.matrix.size:
+            return 0.0
+        return math.inf if self._given else unseen(self.space, sign * self.sign)
 
     def _ordered(self, ritz: Ritz) -> Pairs:
         """Pairs from the wanted end, judged against the tolerance."""
@@ -143,14 +169,33 @@ class Search:
         lacking = (self.space.outside(unsettled) ** 2).sum(axis=1)
         return int(lacking.argmax()) if lacking.any() else -1
 
+    def _may_be_hidden(self, pairs: Pairs) -> bool:
+        """Whether an eigenvalue well above the wanted one may still be hidden from the start."""
+        value, bound = abs(pairs.values[0]), pairs.bounds[0]
+        if self._given or bound <= self.space.rounding:
+            return False
+        if bound > self._tolerance * value:  # Zero on the matrix's scale, as far as is seen.
+            return self.unseen(1.0) > self._tolerance * float(np.abs(pairs.values).max())
+        return self.unseen(1.0) > min(NEAR, _TOLERANCES * self._tolerance) * float(value)
+
+    def _opposite_is_known(self, pairs: Pairs) -> bool:
+        """Whether the other end is known as well as was asked for, or not asked for."""
+        if self._opposite is None:
+            return True
+        value, beyond = abs(pairs.values[-1]), self.unseen(-1.0)
+        zero = value + beyond <= self._tolerance * np.abs(pairs.values).max()
+        return bool(zero or beyond <= max(self._opposite * value, self.space.rounding))
+
     def _restart(self) -> None:
-        """Make room: keep the wanted pairs, some next to them, and the opposite end."""
+        """Make room: keep the wanted pairs, the opposite end, and some next to one of them."""
         size, look = self.space.size, self._look
         head = slice(look.first if look else size)
         spare = 0 if look else (self.space.capacity - self.count - 1) // 2
         pairs = self._ordered(self.space.ritz(head))
-        ends = np.r_[: self.count + spare, len(pairs.values) - 1]
-        kept = pairs.coefficients[:, np.unique(ends.clip(max=len(pairs.values) - 1))]
+        count = len(pairs.values)
+        first, last = (0, spare + 1) if self.turned else (spare, 1)
+        ends = np.unique(np.r_[: self.count + first, count - last : count].clip(0, count - 1))
+        kept = pairs.coefficients[:, ends]
         if look:
             tail = self._ordered(self.space.ritz(slice(look.first, size))).coefficients
             tail = tail[:, : max(1, tail.shape[1] // 2)]
@@ -158,7 +203,7 @@ class Search:
             from scipy.linalg import block_diag  # slow to import
 
             kept = block_diag(kept, tail)
-        self.space.compress(kept)
+        self.space.compress(kept, self.sign * np.delete(pairs.values, ends))
 
     def _is_confirmed(self, pairs: Pairs) -> bool:
         """Whether a look has confirmed the wanted values as they are now."""

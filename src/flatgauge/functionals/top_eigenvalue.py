@@ -14,6 +14,9 @@ from flatgauge.geometry import Chart
 #: Bound on an eigenvalue's error, relative to its size, and most products to spend on it.
 TOLERANCE, MAX_MATVECS = 1e-3, 300
 
+#: Error of the smallest eigenvalue, relative to its size, up to which it counts as known.
+OPPOSITE = 0.1
+
 
 @functional("top eigenvalue")
 def top_eigenvalue(
@@ -22,6 +25,7 @@ def top_eigenvalue(
     solver: str = "lanczos",
     tolerance: float = TOLERANCE,
     max_matvecs: int = MAX_MATVECS,
+    smallest: bool = False,
     caller: str = "top_eigenvalue",
     generator: Generator | None = None,
 ) -> Estimate:
@@ -34,34 +38,77 @@ def top_eigenvalue(
         tolerance: Bound on the error, relative to the value, at which Lanczos stops; for the
             power method, the change of the unit vector.
         max_matvecs: Most products to spend.
+        smallest: Whether to go on until the smallest eigenvalue is known too (Lanczos only).
         caller: Who asks, for the message about a missing generator.
         generator: Source of randomness for the start vector, required.
 
     Returns:
-        The estimate with its error bound; the smallest eigenvalue seen on the way, an inner
-        estimate, is in ``details["smallest"]``.
+        The estimate with its error bound. What is known of the smallest eigenvalue is in
+        `details`: ``"smallest"`` with ``"smallest bound"`` where it is known to a tenth, or is
+        zero to within the tolerance of the largest; else between which numbers it lies,
+        ``"smallest at least"`` and ``"smallest at most"``.
 
     Raises:
-        ValueError: If the solver does not exist, or the generator is missing.
+        ValueError: If the solver does not exist or cannot find the smallest, or the generator is
+            missing.
     """
     source = required(generator, caller)
     if solver == "power":
+        if smallest:
+            raise ValueError(
+                "`smallest=True` needs `solver='lanczos'`: the power method sees one eigenvalue."
+            )
         return _by_power(chart, tolerance, max_matvecs, source)
     if solver != "lanczos":
         raise ValueError(f"`solver={solver!r}` is unknown; use 'lanczos' or 'power'.")
-    pairs = top_pair(chart, tolerance, max_matvecs, source)
-    largest, smallest = float(pairs.values[0]), pairs.opposite
+    pairs = top_pair(chart, tolerance, max_matvecs, source, smallest=smallest)
+    details, notes = _other_end(pairs, tolerance, smallest)
     return Estimate(
-        largest,
+        float(pairs.values[0]),
         bound=float(pairs.bounds[0]),
         converged=pairs.converged,
-        details={"smallest": smallest, "residual": float(pairs.residuals[0])},
+        details={"residual": float(pairs.residuals[0]), **details},
         options={"tolerance": tolerance},
-        notes=(*chart.notes, *([_saddle(smallest)] if -smallest > largest else [])),
+        notes=(*chart.notes, *notes),
     )
 
 
-def top_pair(chart: Chart, tolerance: float, max_matvecs: int, generator: Generator) -> Eigenpairs:
+def _other_end(
+    pairs: Eigenpairs, tolerance: float, asked: bool
+) -> tuple[dict[str, float], list[str]]:
+    """What is known of the smallest eigenvalue, as details, and what must be said about it."""
+    largest, most, bound = float(pairs.values[0]), pairs.opposite, pairs.opposite_bound
+    if -most > largest:
+        notes = [_saddle(most)]
+    elif bound - most > largest:
+        notes = [
+            f"the smallest eigenvalue may lie as low as {most - bound:.3g}: whether it is larger "
+            "in size than the largest is not known; `smallest=True` searches for it"
+        ]
+    else:
+        notes = []
+    if bound <= OPPOSITE * abs(most):
+        found = {"smallest": most, "smallest bound": bound}
+        return found | {"smallest residual": pairs.opposite_residual}, notes
+    if bound + abs(most) <= tolerance * max(abs(largest), abs(most)):
+        return {"smallest": 0.0, "smallest bound": bound + abs(most)}, notes
+    if asked:
+        notes = [
+            *notes,
+            f"after {pairs.matvecs} products the smallest eigenvalue is known to lie between "
+            f"{most - bound:.3g} and {most:.3g}; pass a larger `max_matvecs`",
+        ]
+    return {"smallest at least": most - bound, "smallest at most": most}, notes
+
+
+def top_pair(
+    chart: Chart,
+    tolerance: float,
+    max_matvecs: int,
+    generator: Generator,
+    *,
+    smallest: bool = False,
+) -> Eigenpairs:
     """The top eigenvalue and its vector, computed once for all who ask with the same source.
 
     Args:
@@ -69,11 +116,12 @@ def top_pair(chart: Chart, tolerance: float, max_matvecs: int, generator: Genera
         tolerance: Bound on the error, relative to the value.
         max_matvecs: Most products to spend.
         generator: Source of randomness; it is left as it was.
+        smallest: Whether to go on until the smallest eigenvalue is known too.
 
     Returns:
         The pair.
     """
-    key = ("top eigenvalue", chart.key, tolerance, max_matvecs, digest(generator))
+    key = ("top eigenvalue", chart.key, tolerance, max_matvecs, smallest, digest(generator))
     return chart.surface.recall(
         key,
         lambda: top_eigenvalues(
@@ -81,6 +129,7 @@ def top_pair(chart: Chart, tolerance: float, max_matvecs: int, generator: Genera
             tolerance=tolerance,
             max_matvecs=max_matvecs,
             basis=chart.surface.budget.basis(),
+            opposite=OPPOSITE if smallest else None,
             generator=generator.clone_state(),
         ),
     )
@@ -98,7 +147,7 @@ def _by_power(chart: Chart, tolerance: float, max_matvecs: int, generator: Gener
             f"{_saddle(found.value)}: the power method finds that one, its vector changes sign "
             "at every step, and it never converges; use `solver='lanczos'`"
         )
-        details["smallest"] = found.value
+        details |= {"smallest": found.value, "smallest bound": found.residual}
     elif not found.converged:
         notes.append(
             f"the vector still changes by {found.change:.1g} at each of {max_matvecs} products; "

@@ -48,6 +48,7 @@ def psi_max_eigenvalue(
     solver: str = "lanczos",
     tolerance: float = 1e-3,
     max_matvecs: int = 300,
+    smallest: bool = False,
     generator: Generator | None = None,
 ) -> Estimate:
     r"""Largest eigenvalue of the Hessian by the values of basis paths.
@@ -55,8 +56,9 @@ def psi_max_eigenvalue(
     Definition:
         .. math:: \lambda_{\max}\left(\frac{\partial^2 L}{\partial v^2}\right)
 
-        with v the values of the m - H basis paths. The smallest eigenvalue that was seen on the
-        way is in ``details["smallest"]``: the true one lies at or below it.
+        with v the values of the m - H basis paths. What is known of the smallest
+        eigenvalue is in `details`: ``"smallest"`` with ``"smallest bound"``, or the numbers
+        between which it lies.
 
     Invariance:
         layerwise, nodewise, rows, permutation, output_shift. (Not permutation with
@@ -80,6 +82,8 @@ def psi_max_eigenvalue(
         tolerance: Bound on the error, relative to the value, at which Lanczos stops; for the
             power method, the change of the unit vector.
         max_matvecs: Most products to spend.
+        smallest: Whether to go on until the smallest eigenvalue is known too: near a minimum
+            five to ten times as many products.
         generator: Source of randomness for the start vector, required.
 
     Returns:
@@ -110,6 +114,7 @@ def psi_max_eigenvalue(
         solver=solver,
         tolerance=tolerance,
         max_matvecs=max_matvecs,
+        smallest=smallest,
         caller="psi_max_eigenvalue",
         generator=generator,
     )
