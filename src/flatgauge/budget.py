@@ -18,6 +18,10 @@ BASIS, LEAST = 40, 3
 #: never held together.
 _BASIS, _SWEPT = 1 / 3, 0.6
 
+#: Vectors that each further column of a Hessian product takes: itself, its product, and the sum
+#: over chunks in double precision.
+COLUMN = 4
+
 
 @dataclass(frozen=True)
 class Budget:
@@ -57,6 +61,18 @@ class Budget:
     def swept(self) -> int:
         """For a chunk that is swept."""
         return int(_SWEPT * self.free)
+
+    def columns(self, most: int) -> int:
+        """How many vectors may be multiplied by the Hessian together.
+
+        Args:
+            most: As many as are wanted.
+
+        Returns:
+            At least one. A chunk at work takes half of what products have, and columns beyond the
+            first the other half.
+        """
+        return max(1, min(most, 1 + int(self.passes // (2 * COLUMN * self.vector))))
 
     def basis(self, length: int | None = None, count: int = 1) -> int:
         """How many basis vectors a search for eigenvalues may keep.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor
 
 #: What reordered sums and arbitrary factors may change, relatively, in single and in double
@@ -61,8 +62,12 @@ class Sums:
         """A chunk has been added."""
         self._chunks += 1
         if self._chunks % EVERY == 0:
-            far = self.near if self.near.device.type == "mps" else self.near.double()
-            self._far = far.clone() if self._far is None else self._far.add_(far)
+            if self._far is None:
+                double = self.near.dtype if self.near.device.type == "mps" else torch.float64
+                self._far = torch.zeros_like(self.near, dtype=double)
+            flat = (vector.view(-1).split(_PIECE) for vector in (self._far, self.near))
+            for far, near in zip(*flat, strict=True):
+                far += near.to(far.dtype)
             self.near.zero_()
 
     def clear(self) -> None:

@@ -18,7 +18,7 @@ from flatgauge.arguments import (
     check_order,
     finite_loss,
 )
-from flatgauge.budget import Budget
+from flatgauge.budget import COLUMN, Budget
 from flatgauge.group import processes_of
 from flatgauge.isolation import ALONE, is_isolated, isolated
 from flatgauge.layout import Layout
@@ -378,7 +378,7 @@ class LossSurface:
             if columns.is_inference():
                 columns = columns.clone()
             sums = torch.zeros_like(columns, memory_format=torch.contiguous_format)
-            room = self.budget.passes - 2 * (len(columns) - 1) * self.budget.vector
+            room = self.budget.passes - COLUMN * (len(columns) - 1) * self.budget.vector
             added = self._second_order.add(columns, sums, chunk=self.chunk, room=room)
             if added is None:
                 for column, product in zip(columns, sums, strict=True):

@@ -28,6 +28,9 @@ _EXACT = -1
 #: What rounding may leave of terms that cancel, beside their size.
 _CANCELLED = {torch.float32: 1e-5, torch.float64: 1e-11}
 
+#: The parts that only layers have.
+_OF_LAYERS = frozenset({"incoming", "outgoing", "relative", "normalized"})
+
 #: Hessian products per part, for parameters that cannot be swept.
 DEFAULT_PROBES = 48
 
@@ -240,10 +243,9 @@ def _measured(
         )
         decay = surface.weight_decay
         for name in names:
-            weight, layer = wide(values[name]), plan.layers.get(name)
-            penalties = _penalties(weight, layer, scales.get(name), decay)
-            tally = swept.pop(name)
-            block = _finished(name, values[name], layer, tally, shares, wanted, penalties)
+            layer, tally = plan.layers.get(name), swept.pop(name)
+            penalties = _penalties(values[name], layer, scales.get(name), decay, wanted)
+            block = _finished(name, values[name], layer, tally, shares, penalties)
             size = tally.size
             if size is not None:
                 rounding = _CANCELLED[surface.dtype] * size / shares.sum()
@@ -264,7 +266,7 @@ def _measured(
         scale = surface.objective.count / (surface.objective.count - left_out)
         estimates = estimated_blocks(surface, rest, layers, wanted, scales, probes, sources)
         for name, parts in estimates.items():
-            means, errors = ({k: scale * v for k, v in part.items()} for part in parts)
+            means, errors = ({k: v.mul_(scale) for k, v in part.items()} for part in parts)
             reason, layer = plan.reasons[name], layers.get(name)
             found[name] = Block(name, False, reason, values[name], means, errors, layer=layer)
     ordered = {name: found[name] for name in surface.names if name in found}
@@ -351,7 +353,6 @@ def _finished(
     layer: Layer | None,
     tally: Tally,
     shares: Tensor,
-    wanted: frozenset[str],
     penalties: Mapping[str, Tensor],
 ) -> Block:
     """Divide by the denominator, and add what weight decay adds."""
@@ -359,11 +360,10 @@ def _finished(
     values: dict[str, Tensor] = {}
     stderr, data_stderr, samples = {}, {}, {}
     for part, added in penalties.items():
-        if part not in wanted:
-            continue
         if part == "diagonal":
             found = tally.diagonal
-            values[part] = added if found is None else found.to(added) / count + added
+            whole = torch.zeros_like(wide(value)) if found is None else found.div_(count)
+            values[part] = whole.add_(added)
             continue
         total = tally.sums.get(part, torch.zeros_like(added))
         values[part] = total / count + added
@@ -378,16 +378,19 @@ def _finished(
 
 
 def _penalties(
-    weight: Tensor, layer: Layer | None, scales: Tensor | None, decay: float
+    value: Tensor,
+    layer: Layer | None,
+    scales: Tensor | None,
+    decay: float,
+    wanted: frozenset[str],
 ) -> dict[str, Tensor]:
-    """What a penalty of ½ · decay · ‖θ‖² adds to every part."""
-    found = {
-        "trace": weight.new_tensor(decay * weight.numel()),
-        "diagonal": torch.full_like(weight, decay),
-        "own": decay * weight.square().sum(),
-    }
-    if layer is not None:
-        squares = decay * layer.canonical(weight).square()
+    """What a penalty of ½ · decay · ‖θ‖² adds to every part that is wanted."""
+    number = torch.tensor(decay, dtype=torch.float64, device=wide(value[:0]).device)
+    found = {"trace": number * value.numel(), "diagonal": number}
+    if "own" in wanted:
+        found["own"] = decay * wide(value).square().sum()
+    if layer is not None and wanted & _OF_LAYERS:
+        squares = decay * layer.canonical(wide(value)).square()
         inputs = squares[0, 0].numel()
         found["incoming"] = layer.incoming(squares)
         found["outgoing"] = layer.outgoing(squares)
@@ -397,4 +400,4 @@ def _penalties(
             spread = scales.square().reshape(groups, inner)
             sums = (squares * spread[:, None, :, None]).sum((1, 2, 3))
             found["normalized"] = (sums * taps * inverse(spread).sum(1)).sum()
-    return found
+    return {part: added for part, added in found.items() if part in wanted}

@@ -12,8 +12,11 @@ from flatgauge.layers import Layer
 from flatgauge.precision import wide
 from flatgauge.surface import LossSurface
 
-#: Products that are computed together.
+#: Products that are computed together, where there is room.
 _TOGETHER = 4
+
+#: Most random signs that mix the rows of a layer at a time.
+_MIXED = 2**22
 
 #: Which parts one random vector serves.
 _KINDS = (
@@ -83,39 +86,41 @@ def estimated_blocks(
             name: _draw(params[name], kind[0], layers.get(name), scales.get(name), sizes[name])
             for name in taking
         }
-        drawn = _drawn(surface, params, draws, probes, sources(kind[0]))
+        drawn = _drawn(surface, draws, probes, sources(kind[0]))
         for vector, product in drawn:
             for name in taking:
-                values = wide(vector[name]) * wide(product[name])
+                values = wide(vector[name])  # Not needed again: written over where it can be.
+                values.mul_(product[name].to(values.device))
                 if kind[0] == "trace":
-                    values = values / sizes[name].square()
+                    values.div_(sizes[name].square())
                 for part in parts:
                     _accumulate(sums, (name, part), _reduced(values, part, layers.get(name)))
         for (name, part), (total, squares) in sums.items():
-            mean = total / probes
-            spread = (squares / probes - mean.square()).clamp_min(0) / (probes - 1)
-            found[name][0][part], found[name][1][part] = mean, spread.sqrt()
+            mean = total.div_(probes)
+            squares.div_(probes).addcmul_(mean, mean, value=-1)
+            spread = squares.clamp_min_(0).div_(probes - 1)
+            found[name][0][part], found[name][1][part] = mean, spread.sqrt_()
     return found
 
 
 def _drawn(
     surface: LossSurface,
-    params: Mapping[str, Tensor],
     draws: Mapping[str, Callable[[Generator], Tensor]],
     probes: int,
     generator: Generator,
 ) -> Iterator[tuple[dict[str, Tensor], dict[str, Tensor]]]:
     """Random vectors and their products with the Hessian."""
-    for start in range(0, probes, _TOGETHER):
-        vectors = []
-        for _ in range(min(_TOGETHER, probes - start)):
-            parts = {name: torch.zeros_like(value) for name, value in params.items()}
-            parts |= {name: draw(generator) for name, draw in draws.items()}
-            vectors.append(parts)
-        columns = torch.stack([surface.flatten(parts) for parts in vectors], dim=1)
-        products = surface.hvp(columns)
-        for parts, product in zip(vectors, products.T, strict=True):
-            yield parts, surface.split(product)
+    together = surface.budget.columns(_TOGETHER)
+    for start in range(0, probes, together):
+        count = min(together, probes - start)
+        rows = torch.zeros(count, surface.size, dtype=surface.dtype, device=surface.device)
+        for row in rows:
+            parts = surface.split(row)
+            for name, draw in draws.items():
+                parts[name].copy_(draw(generator))
+        products = surface.hvp(rows.T)
+        for row, product in zip(rows, products.T, strict=True):
+            yield surface.split(row), surface.split(product)
 
 
 def _draw(
@@ -140,9 +145,14 @@ def _draw(
     rows = canonical.flatten(2)  # (groups, out, in * taps)
 
     def mixed(generator: Generator) -> Tensor:
-        mixing = _signs((groups, inner * taps, inner * taps), weight, generator)
-        vector = (rows @ mixing).reshape(canonical.shape) * back
-        return layer.original(vector).contiguous()
+        # The signs that mix inputs may be many times the weights: a few rows of them at a time.
+        length = inner * taps
+        vector = torch.zeros_like(rows)
+        for group in range(groups):
+            for piece in rows[group].split(max(_MIXED // length, 1), dim=1):
+                signs = _signs((piece.shape[1], length), weight, generator)
+                vector[group].addmm_(piece, signs)
+        return layer.original(vector.reshape(canonical.shape) * back).contiguous()
 
     return mixed
 
@@ -164,13 +174,18 @@ def _size(weight: Tensor) -> float:
 
 def _signs(shape: tuple[int, ...], like: Tensor, generator: Generator) -> Tensor:
     """Random signs."""
-    drawn = torch.randint(0, 2, shape, generator=generator, device=generator.device)
-    return (2 * drawn - 1).to(like)
+    drawn = torch.randint(
+        0, 2, shape, generator=generator, device=generator.device, dtype=torch.int8
+    )
+    return drawn.mul_(2).sub_(1).to(like)
 
 
 def _accumulate(
     sums: dict[tuple[str, str], tuple[Tensor, Tensor]], key: tuple[str, str], value: Tensor
 ) -> None:
     """Add a value and its square."""
-    total, squares = sums.get(key, (torch.zeros_like(value), torch.zeros_like(value)))
-    sums[key] = total + value, squares + value.square()
+    if key not in sums:
+        sums[key] = torch.zeros_like(value), torch.zeros_like(value)
+    total, squares = sums[key]
+    total.add_(value)
+    squares.addcmul_(value, value)

@@ -66,7 +66,7 @@ def direction(matrix: Matrix, generator: Generator) -> Tensor:
 
 
 def signs(matrix: Matrix, count: int, generator: Generator) -> Tensor:
-    """Columns ``(p, count)`` of independent random signs (Rademacher vectors)."""
+    """Columns ``(p, count)`` of independent random signs (Rademacher vectors), a byte each."""
     drawn = torch.randint(
         0,
         2,
@@ -75,4 +75,4 @@ def signs(matrix: Matrix, count: int, generator: Generator) -> Tensor:
         device=generator.device,
         generator=generator,
     )
-    return (2 * drawn - 1).to(device=matrix.device, dtype=matrix.dtype)
+    return drawn.mul_(2).sub_(1).to(matrix.device)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +22,10 @@ SKETCH = 10
 """Directions that ``hutch++`` takes out exactly when the budget is open."""
 FIRST_LOOK = 10
 """Samples before the first look at the error; each later look has half as many again."""
+_PIECE = 2**18
+"""Entries of every row that are worked on at a time in double precision."""
+_DEPENDENT = 1e-14
+"""Below this share of the largest eigenvalue of their Gram matrix, rows are dependent."""
 DOUBT = 0.05
 """Chance with which the true value may lie outside the half-width."""
 
@@ -33,6 +37,8 @@ def trace(
     tolerance: float | None = None,
     max_matvecs: int = 300,
     method: str = "hutch++",
+    basis: int | None = None,
+    together: int = BLOCK,
     generator: Generator | None = None,
 ) -> Estimate:
     r"""Trace of a symmetric matrix, from products with random sign vectors.
@@ -58,7 +64,8 @@ def trace(
         ``tolerance``, 20 products for :math:`Q` and one per sample. The exact trace, with
         one product per column, is returned instead wherever it is as cheap; also when p
         products were spent on samples in vain and the budget allows p more.
-        Memory for 8 vectors, and twice the columns of :math:`Q`.
+        Memory for the columns of :math:`Q` and a quarter as much for what they come from, and
+        for ``together`` vectors with their products.
 
     Reference:
         [meyer2021hutchpp]
@@ -69,6 +76,9 @@ def trace(
         tolerance: Error to reach, relative to the value; 0.05 if ``probes`` is not given.
         max_matvecs: Most products to spend on reaching the tolerance.
         method: ``"hutch++"`` or ``"hutchinson"``.
+        basis: Most columns of :math:`Q`, where memory is short; the products that are left go to
+            samples. None for as many as serve best.
+        together: Columns multiplied at a time; the value does not depend on it.
         generator: Source of randomness, required unless the budget covers the exact trace.
 
     Returns:
@@ -97,7 +107,8 @@ def trace(
     if probes is None and tolerance is None:
         tolerance = 0.05
     _check(probes, tolerance, max_matvecs, method)
-    plan = _Plan.fixed(probes, method) if probes else _Plan.open(max_matvecs, matrix.size, method)
+    most = (math.inf if basis is None else basis) if method == "hutch++" else 0
+    plan = _Plan.fixed(probes, most) if probes else _Plan.open(max_matvecs, matrix.size, most)
     options = {"method": method, **({"probes": probes} if probes else {"tolerance": tolerance})}
     if matrix.size <= plan.least:
         return _exact(matrix, options)
@@ -106,8 +117,9 @@ def trace(
         caller=f"trace(probes={probes})" if probes else f"trace(tolerance={tolerance})",
         otherwise=f"`probes={matrix.size}` for the exact value",
     )
-    captured = _captured(matrix, plan.sketch, source)
-    estimate = _sampled(matrix, captured, plan, tolerance, source, options)
+    captured = _captured(matrix, plan.sketch, together, source)
+    looks = [look + plan.sketch - len(captured.basis) for look in plan.looks]
+    estimate = _sampled(matrix, captured, looks, tolerance, together, source, options)
     if not estimate.converged and matrix.size + matrix.matvecs <= max_matvecs:
         return _exact(matrix, options)
     return estimate
@@ -126,15 +138,15 @@ class _Plan:
         return 2 * self.sketch + self.looks[0]
 
     @classmethod
-    def fixed(cls, probes: int, method: str) -> _Plan:
+    def fixed(cls, probes: int, most: float) -> _Plan:
         """One look, at the end of the budget."""
-        sketch = 0 if method == "hutchinson" else min(probes // 3, (probes - 2) // 2)
+        sketch = int(min(probes // 3, (probes - 2) // 2, most))
         return cls(sketch, (probes - 2 * sketch,))
 
     @classmethod
-    def open(cls, max_matvecs: int, size: int, method: str) -> _Plan:
+    def open(cls, max_matvecs: int, size: int, most: float) -> _Plan:
         """Looks at rising numbers of samples, while sampling costs less than all columns."""
-        sketch = min(SKETCH, cls.fixed(max_matvecs, method).sketch)
+        sketch = min(SKETCH, cls.fixed(max_matvecs, most).sketch)
         most = max(min(max_matvecs, size) - 2 * sketch, 2)
         return cls(sketch, tuple(_rising(min(FIRST_LOOK, most), most)))
 
@@ -160,24 +172,57 @@ def _exact(matrix: Matrix, options: Mapping[str, object]) -> Estimate:
 
 @dataclass(frozen=True)
 class _Captured:
-    """An orthonormal basis ``(p, k)`` and the share of each of its vectors in the trace."""
+    """Orthonormal rows ``(k, p)`` and the share of each of them in the trace."""
 
     basis: Tensor
     shares: Array
 
 
-def _captured(matrix: Matrix, count: int, generator: Generator) -> _Captured:
+def _captured(matrix: Matrix, count: int, together: int, generator: Generator) -> _Captured:
     """Take out the directions along which the matrix is largest."""
-    sketch = _products(matrix, random_vectors.signs(matrix, count, generator))
-    basis = torch.linalg.qr(sketch).Q if count else sketch
-    return _Captured(basis, _quadratic(matrix, basis))
+    drawn = random_vectors.signs(matrix, count, generator)
+    rows = torch.empty(count, matrix.size, dtype=matrix.dtype, device=matrix.device)
+    for first in range(0, count, together):
+        block = drawn[:, first : first + together].to(rows)
+        rows[first : first + together] = (matrix @ block).T
+        del block
+    del drawn
+    basis = orthonormal_rows(rows)
+    return _Captured(basis, _quadratic(matrix, basis, together))
+
+
+def orthonormal_rows(rows: Tensor) -> Tensor:
+    """Replace rows by an orthonormal basis of their span, in place.
+
+    Args:
+        rows: The rows ``(k, p)``; written over.
+
+    Returns:
+        The first of them, as many as there are independent rows.
+    """
+    for _ in range(2):  # The second time removes what rounding left of the first.
+        if not len(rows):
+            break
+        gram = torch.zeros(len(rows), len(rows), dtype=torch.float64)
+        for piece in rows.split(_PIECE, dim=1):
+            gram += (wide(piece) @ wide(piece).T).cpu()
+        lengths = gram.diagonal().sqrt()
+        scale = torch.where(lengths > 0, 1 / lengths, 0.0)
+        values, vectors = torch.linalg.eigh(scale[:, None] * gram * scale)
+        kept = values > _DEPENDENT * values[-1]
+        mixing = (vectors[:, kept] / values[kept].sqrt()).T * scale
+        for piece in rows.split(_PIECE, dim=1):
+            piece[: len(mixing)] = (mixing @ wide(piece).cpu()).to(rows)
+        rows = rows[: len(mixing)]
+    return rows
 
 
 def _sampled(
     matrix: Matrix,
     captured: _Captured,
-    plan: _Plan,
+    looks: Sequence[int],
     tolerance: float | None,
+    together: int,
     generator: Generator,
     options: Mapping[str, object],
 ) -> Estimate:
@@ -185,13 +230,13 @@ def _sampled(
     from scipy.special import stdtrit  # Student's t; slow to import
 
     samples = np.zeros(0)
-    for look in plan.looks:
-        samples = np.append(
-            samples, _samples(matrix, captured.basis, look - len(samples), generator)
-        )
+    for look in looks:
+        count = look - len(samples)
+        drawn = _samples(matrix, captured.basis, count, together, generator)
+        samples = np.append(samples, drawn)
         value = float(captured.shares.sum() + samples.mean())
         stderr = float(samples.std(ddof=1)) / math.sqrt(len(samples))
-        quantile = float(stdtrit(len(samples) - 1, 1 - DOUBT / len(plan.looks) / 2))
+        quantile = float(stdtrit(len(samples) - 1, 1 - DOUBT / len(looks) / 2))
         sizes = float(np.abs(captured.shares).sum() + np.abs(samples).mean())
         half_width = quantile * stderr + ROUNDING * torch.finfo(matrix.dtype).eps * sizes
         converged = tolerance is None or half_width <= tolerance * abs(value)
@@ -212,25 +257,29 @@ def _sampled(
     )
 
 
-def _samples(matrix: Matrix, basis: Tensor, count: int, generator: Generator) -> Array:
+def _samples(
+    matrix: Matrix, basis: Tensor, count: int, together: int, generator: Generator
+) -> Array:
     """Samples of the trace outside the span of the basis, ``(count,)``."""
     values = [np.zeros(0)]
     for first in range(0, count, BLOCK):
-        block = random_vectors.signs(matrix, min(BLOCK, count - first), generator)
-        block = block - basis @ (basis.T @ block)
-        values.append(_quadratic(matrix, block))
+        drawn = random_vectors.signs(matrix, min(BLOCK, count - first), generator)
+        for signs in drawn.split(together, dim=1):
+            rows = signs.T.to(basis).contiguous()
+            rows.addmm_(rows @ basis.T, basis, alpha=-1)
+            values.append(_quadratic(matrix, rows, together))
     return np.concatenate(values)
 
 
-def _quadratic(matrix: Matrix, vectors: Tensor) -> Array:
-    """``v · A v`` for every column, ``(k,)``, summed in float64."""
-    return (wide(vectors) * wide(_products(matrix, vectors))).sum(dim=0).cpu().numpy()
-
-
-def _products(matrix: Matrix, vectors: Tensor) -> Tensor:
-    """The matrix times columns ``(p, k)``, a block at a time."""
-    blocks = [vectors[:, i : i + BLOCK] for i in range(0, vectors.shape[1], BLOCK)]
-    return torch.cat([vectors[:, :0], *(matrix @ block.contiguous() for block in blocks)], dim=1)
+def _quadratic(matrix: Matrix, rows: Tensor, together: int) -> Array:
+    """``v · A v`` for every row, ``(k,)``, summed in float64."""
+    values = [np.zeros(0)]
+    for block in rows.split(together) if len(rows) else ():
+        products = (matrix @ block.T).T
+        pieces = (part.split(_PIECE, dim=1) for part in (block, products))
+        sums = [(wide(v) * wide(av)).sum(dim=1) for v, av in zip(*pieces, strict=True)]
+        values.append(torch.stack(sums).sum(0).cpu().numpy())
+    return np.concatenate(values)
 
 
 def _check(probes: int | None, tolerance: float | None, max_matvecs: int, method: str) -> None:

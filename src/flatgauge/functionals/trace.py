@@ -9,6 +9,7 @@ from torch import Generator
 
 from flatgauge.estimators import Estimate
 from flatgauge.estimators import trace as estimated_trace
+from flatgauge.estimators.trace import BLOCK
 from flatgauge.functionals.functional import functional
 from flatgauge.geometry import Chart, Swept
 
@@ -50,20 +51,25 @@ def trace(
     """
     if probes is None and tolerance is None:
         probes = DEFAULT_PROBES
-    swept = Swept(Estimate(0.0, exact=True), chart.curvature())
     if method == "sweep":
         swept = chart.swept(all_columns=all_columns, generator=generator)
+    else:
+        swept = Swept(Estimate(0.0, exact=True), chart.curvature())
     known, notes = swept.known, (*chart.notes, *swept.notes)
     first = chart.first_order()
     details = {} if first is None else {"first order": first}
     if swept.rest is None:
         return replace(known, layers={}, notes=notes, details=details)
+    budget, length = chart.surface.budget, swept.rest.shape[0]
     estimate = estimated_trace(
         swept.rest,
         probes=probes,
         tolerance=tolerance,
         max_matvecs=max_matvecs,
         method="hutch++" if method == "sweep" else method,
+        # A quarter as much is taken by the signs that the basis comes from.
+        basis=max(1, 4 * budget.basis(length) // 5),
+        together=budget.columns(BLOCK),
         generator=generator,
     )
     return replace(
