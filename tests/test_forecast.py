@@ -28,6 +28,14 @@ def test_a_basis_is_as_large_as_the_budget_allows_and_never_too_small():
     assert Budget(1300 * MIB, 25_000_000, 4).basis(length=1000) == 40  # of one layer
 
 
+def test_columns_are_multiplied_together_where_there_is_room():
+    assert Budget(2**30, 1000, 4).columns(8) == 8
+    assert Budget(1600 * MIB, 25_000_000, 4).columns(8) == 1
+    # 94 vectors: 10 in hand, a basis of 28, and half of the rest for columns of 4 each.
+    assert Budget(94 * 100_000_000, 25_000_000, 4).columns(8) == 8
+    assert Budget(50 * 100_000_000, 25_000_000, 4).columns(8) == 4
+
+
 def test_parts_together_stay_within_the_budget():
     for memory in ("2MiB", "8MiB", "1GiB"):
         found = fg.memory_estimate(surface(memory))

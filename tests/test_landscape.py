@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import json
+import re
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -15,6 +17,10 @@ from torch.func import functional_call
 import flatgauge as fg
 from flatgauge import LossSurface
 from flatgauge.examples import bowl, two_weights
+from flatgauge.landscaping import SPACES
+from flatgauge.landscaping.arguments import _FILLED, check_points
+from flatgauge.landscaping.computing import _filled
+from flatgauge.landscaping.record import Record
 from flatgauge.path_space import paths_of
 
 
@@ -378,3 +384,30 @@ def test_the_model_is_left_as_it_was():
     assert all(module.training for module in case.model.modules())
     assert all(torch.equal(value, before[name]) for name, value in case.model.state_dict().items())
     assert all(value.grad is None for value in case.model.parameters())
+
+
+@pytest.mark.parametrize(("dims", "points"), [(1, 10**8), (2, 10**8), (2, 10**5)])
+def test_a_grid_beyond_the_memory_is_refused_before_anything_is_computed(dims, points):
+    model = torch.nn.Linear(2, 2)
+    data = (torch.ones(3, 2), torch.tensor([0, 1, 1]))
+    surface = fg.LossSurface(model, "cross_entropy", data, memory="100MiB")
+    told = rf"`points={points}` with `dims={dims}` is a grid of {points**dims:,} points.*100.0 MiB"
+    with pytest.raises(MemoryError, match=told) as caught:
+        fg.landscape(surface, space="weights", dims=dims, points=points)
+    fitting = int(re.search(r"give `points=(\d+)`", str(caught.value))[1])
+    assert 2 < fitting < points
+    check_points(fitting, dims, {"": surface})
+
+
+def test_what_a_point_of_a_grid_takes_is_what_is_foreseen():
+    surface = two_weights(2.0, 3.0)
+    space = SPACES["weights"](surface, 2, torch.Generator().manual_seed(0), sigma=0.1)
+    ticks = np.linspace(-1, 1, 301)
+    part = Record(None, {}, (301, 301), 1).parts[0]
+    part.done[...] = True  # Nothing is evaluated, but all is prepared.
+    tracemalloc.start()
+    for _ in _filled(space, ticks, part):
+        pass
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert 0.5 * _FILLED < peak / 301**2 < _FILLED

@@ -201,7 +201,7 @@ def _shared(wanted: list[tuple[Measure, dict[str, Any]]]) -> dict[str | None, se
         if not {"all_columns", "probes"} & options.keys():  # These need a sweep of their own.
             surrogate = (item.options | options).get("surrogate")
             chosen = {"eigenvalues"} if options.get("layers") else set()  # of other layers
-            needs.setdefault(surrogate, set()).update(set(item.needs) - chosen)
+            needs.setdefault(surrogate, set()).update(item.needed(options) - chosen)
     return {surrogate: found for surrogate, found in needs.items() if found & set(PARTS)}
 
 

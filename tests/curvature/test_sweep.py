@@ -17,6 +17,7 @@ from flatgauge.curvature import blocks as blocks_module
 from flatgauge.curvature import columns, eigenvalues
 from flatgauge.curvature.blocks import block_curvature
 from flatgauge.curvature.eigenvalues import block_eigenvalues
+from flatgauge.curvature.sweep import Sweeper
 from flatgauge.graph import UnsupportedGraphError
 
 
@@ -290,3 +291,33 @@ def test_leaving_out_what_cannot_be_swept():
     blocks = block_curvature(build("gelu").surface(), ("trace",), estimate=False)
     assert list(blocks) == ["4.weight", "4.bias"]
     assert set(blocks.missing) == {"0.weight", "0.bias", "2.weight", "2.bias"}
+
+
+# -- sharing ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("measures", "swept"),
+    [
+        (["rho_sum"], {"outgoing"}),
+        ({"rho_sum": {"side": "incoming"}}, {"incoming"}),
+        ({"rho_sum": {"side": "incoming"}, "rho_max": {}}, {"incoming", "outgoing"}),
+        ({"rho_sum": {}, "hessian_trace": {}, "rho_max": {}}, {"outgoing", "trace"}),
+    ],
+)
+def test_a_shared_sweep_gathers_what_is_asked_for_and_no_more(monkeypatch, measures, swept):
+    asked = []
+    passes = Sweeper.passes
+
+    def listening(self, names, wanted, **options):
+        asked.append(set(wanted))
+        return passes(self, names, wanted, **options)
+
+    monkeypatch.setattr(Sweeper, "passes", listening)
+    case = build("conv")
+    report = fg.measure(case.surface(), measures=measures)
+    assert asked == [swept]
+    for side in swept & {"incoming", "outgoing"}:
+        alone = fg.measures.rho_sum(case.surface(), side=side).value
+        if report["rho_sum"].options["side"] == side:
+            assert report["rho_sum"].value == alone

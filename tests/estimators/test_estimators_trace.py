@@ -7,6 +7,7 @@ from prescribed import SPECTRA, Counted, matrix_with, seeded
 from scipy.stats import t as student
 
 from flatgauge.estimators import trace
+from flatgauge.estimators.trace import orthonormal_rows
 
 METHODS = ["hutch++", "hutchinson"]
 SPREAD = ["outliers", "network", "repeated", "power law"]
@@ -202,3 +203,38 @@ def test_the_same_generator_gives_the_same_bits():
 def test_wrong_arguments_are_explained(options, message):
     with pytest.raises(ValueError, match=message):
         trace(torch.eye(99), **options)
+
+
+def test_columns_at_a_time_do_not_change_the_value():
+    matrix = matrix_with(SPECTRA["network"])
+    found = [trace(matrix, probes=30, together=k, generator=seeded(0)) for k in (1, 3, 8)]
+    assert [one.matvecs for one in found] == [30, 30, 30]
+    assert found[0].value == pytest.approx(found[2].value, rel=1e-12)
+    assert found[1].stderr == pytest.approx(found[2].stderr, rel=1e-9)
+
+
+def test_a_short_basis_leaves_its_products_to_samples():
+    matrix, seen = matrix_with(SPECTRA["network"]), []
+    for seed in range(200):
+        estimate = trace(matrix, probes=30, basis=2, generator=seeded(seed))
+        assert estimate.matvecs == 30
+        seen.append((estimate.value - SPECTRA["network"].sum()) / estimate.stderr)
+    assert abs(np.mean(seen)) < 3 / np.sqrt(200)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rows_are_made_orthonormal_in_place_and_dependent_ones_dropped(dtype):
+    rows = torch.randn(5, 3000, dtype=dtype, generator=seeded(0))
+    rows[1] = 1e-5 * rows[1] + rows[0]
+    rows[3] = rows[0] - 1e4 * rows[2]
+    span = rows.double().clone()
+    found = orthonormal_rows(rows)
+    assert found.shape == (4, 3000)
+    assert found.data_ptr() == rows.data_ptr()
+    wide = found.double()
+    rounding = 100 * torch.finfo(dtype).eps
+    torch.testing.assert_close(wide @ wide.T, torch.eye(4).double(), atol=rounding, rtol=0)
+    for row in span[[0, 2, 4]]:
+        assert (row - wide.T @ (wide @ row)).norm() < 1e-5 * row.norm()
+    assert orthonormal_rows(torch.zeros(2, 10, dtype=dtype)).shape == (0, 10)
+    assert orthonormal_rows(torch.zeros(0, 10, dtype=dtype)).shape == (0, 10)

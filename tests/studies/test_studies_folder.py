@@ -83,3 +83,46 @@ def test_a_folder_on_a_read_only_disk_is_named_with_what_to_do(
     monkeypatch.setattr(owner, name, refuse)
     with pytest.raises(OSError, match=r"cannot be written: the disk is read-only; name a file"):
         Store(tmp_path / "study").open(tiny_study().declaration(), resume=False)
+
+
+def test_a_row_or_network_of_another_run_is_noticed(tmp_path: Path) -> None:
+    study = tiny_study(factors={"batch": [8, 32]}, seeds=1, measures=["expected_sharpness"])
+    study.run(tmp_path / "a")
+    one, other = (tmp_path / "a" / "rows" / f"{run}.json" for run in study.runs())
+    own = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    for read in (
+        lambda: study.run(tmp_path / "a", resume=True),
+        lambda: fg.Findings.read(tmp_path / "a"),
+    ):
+        with pytest.raises(ValueError, match=r"is the row of another run, `batch-32.*delete it"):
+            read()
+    one.write_bytes(own)
+    # The same run, but measured on fewer samples.
+    similar = tiny_study(
+        factors={"batch": [8, 32]}, seeds=1, measures=["expected_sharpness"], measured=30
+    )
+    similar.run(tmp_path / "b")
+    one.write_bytes((tmp_path / "b" / "rows" / one.name).read_bytes())
+    with pytest.raises(ValueError, match="is a row of another study, measured in another way"):
+        study.run(tmp_path / "a", resume=True)
+    one.unlink()
+    networks = tmp_path / "a" / "models"
+    mine, others = (networks / f"{run}.safetensors" for run in study.runs())
+    mine.write_bytes(others.read_bytes())
+    with pytest.raises(ValueError, match=r"is no network of this study .it was trained by another"):
+        study.run(tmp_path / "a", resume=True)
+    mine.unlink()
+    assert study.run(tmp_path / "a", resume=True).to_frame().shape[0] == 2
+    assert "study" in json.loads(one.read_text())
+
+
+def test_a_row_that_no_run_has_is_noticed_if_it_is_of_another_study(tmp_path: Path) -> None:
+    wide = tiny_study(factors={"batch": [8, 32]}, seeds=1, measures=["expected_sharpness"])
+    wide.run(tmp_path / "a")
+    narrow = tiny_study(factors={"batch": [8]}, seeds=1, measures=["expected_sharpness"])
+    assert len(narrow.run(tmp_path / "a", resume=True).rows) == 1  # It had more runs before.
+    place = next((tmp_path / "a" / "rows").glob("batch-32*.json"))
+    place.write_text(json.dumps(json.loads(place.read_text()) | {"study": "0123456789abcdef"}))
+    with pytest.raises(ValueError, match=r"batch-32.* is a row of another study; move it out"):
+        narrow.run(tmp_path / "a", resume=True)

@@ -182,7 +182,8 @@ class Positions(Gather):
         forms = self.chunk.workspace.tensor("forms", found.shape, found)
         torch.mul(found, weights, out=forms)
         entering = forms.sum(-1)  # (n, groups, c, out)
-        self._incoming[block] += _weighted(entering, factors)
+        if "incoming" in self.chunk.wanted:
+            self._incoming[block] += _weighted(entering, factors)
         if "outgoing" in self.chunk.wanted:
             if self._single_input:
                 leaving = entering.sum(-1, keepdim=True)

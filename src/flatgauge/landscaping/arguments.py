@@ -7,7 +7,12 @@ from typing import Any
 
 from flatgauge.landscaping.space import Space
 from flatgauge.landscaping.spaces import SPACES
+from flatgauge.memory import format_bytes
 from flatgauge.surface import LossSurface
+
+#: Bytes that every point of a grid takes while it is filled, and those of its results for every
+#: model. Measured.
+_FILLED, _RESULT = 450, 24
 
 
 def surfaces_of(given: Any) -> dict[str, LossSurface]:
@@ -84,6 +89,32 @@ def dims_of(dims: int | None, ends: list[Any]) -> int:
             "`dims` out."
         )
     return dims
+
+
+def check_points(points: Any, dims: int, surfaces: Mapping[str, LossSurface]) -> None:
+    """Refuse a grid of no points, or of more than there is memory for.
+
+    Args:
+        points: How many along every direction.
+        dims: How many directions.
+        surfaces: Whose landscapes there are to be.
+
+    Raises:
+        ValueError: If it is not a number of points.
+        MemoryError: If the grid does not fit the memory budget.
+    """
+    if isinstance(points, bool) or not isinstance(points, int) or points < 2:
+        raise ValueError(f"`points={points!r}` must be a whole number, at least 2.")
+    room = min(surface.memory for surface in surfaces.values())
+    each = _FILLED + _RESULT * len(surfaces)
+    if points**dims * each > room:
+        fitting = int((room / each) ** (1 / dims))
+        raise MemoryError(
+            f"`points={points}` with `dims={dims}` is a grid of {points**dims:,} points, which "
+            f"takes about {format_bytes(points**dims * each)}, but the budget is "
+            f"{format_bytes(room)}; give `points={fitting}` or fewer, or a larger `memory=` to the "
+            "surface."
+        )
 
 
 def space_of(space: str | None) -> type[Space]:

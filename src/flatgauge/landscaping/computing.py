@@ -15,7 +15,14 @@ from torch import Generator
 
 from flatgauge.evaluation import Evaluator
 from flatgauge.fingerprints import digest
-from flatgauge.landscaping.arguments import dims_of, ends_of, options_of, space_of, surfaces_of
+from flatgauge.landscaping.arguments import (
+    check_points,
+    dims_of,
+    ends_of,
+    options_of,
+    space_of,
+    surfaces_of,
+)
 from flatgauge.landscaping.between import Between
 from flatgauge.landscaping.fingerprint import fingerprint
 from flatgauge.landscaping.record import Part, Record
@@ -120,6 +127,7 @@ def landscape(
         TypeError: If `surface` or `to` is of the wrong kind.
         ValueError: If there is no such space, a setting is out of range, the models do not fit
             each other, or the file belongs to other settings.
+        MemoryError: If the grid has more points than fit the memory budget.
 
     Example:
         The loss ``(b relu(a))²`` is v² in the value v = ab = 6 of its only path:
@@ -139,8 +147,7 @@ def landscape(
             f"`to` leads straight through the weights, whatever `space={space!r}`; leave one out."
         )
     options = options_of(kind, {"sigma": sigma, "skeleton": skeleton})
-    if isinstance(points, bool) or not isinstance(points, int) or points < 2:
-        raise ValueError(f"`points={points!r}` must be a whole number, at least 2.")
+    check_points(points, dims, surfaces)
     check_seed(seed)
     given = None if extent is None else positive("extent", extent)
     processes = shared_processes(surfaces.values())

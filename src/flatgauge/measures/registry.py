@@ -48,6 +48,9 @@ _KINDS: dict[str, tuple[Any, str]] = {
     "str": (str, "a text"),
 }
 
+#: The parts of the sweep that are of units: what enters them, and what leaves them.
+_SIDES = ("incoming", "outgoing")
+
 #: What balancing makes every measure invariant to, and what it leaves as it is.
 _FIXED, _KEPT = {"layerwise", "nodewise", "rows"}, {"permutation", "output_shift"}
 
@@ -100,6 +103,11 @@ class Measure:
             if (key in options) and options[key] == value
         ]
         return self.invariant_to.difference(*lost)
+
+    def needed(self, options: Mapping[str, Any]) -> set[str]:
+        """What it shares under some options: an option `side` chooses one of the sides of units."""
+        side = (self.options | dict(options)).get("side")
+        return {need for need in self.needs if need not in _SIDES or side in (None, need)}
 
     @property
     def options(self) -> dict[str, Any]:

@@ -7,8 +7,9 @@ when its process ends, in whatever way: nothing has to be cleaned up after a cra
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TextIO
@@ -165,7 +166,11 @@ class Store:
             return None
         try:
             with safe_open(place, framework="pt") as file:
-                found: dict[str, Any] = numbers(json.loads(file.metadata()["training"]))
+                header = file.metadata()
+            found: dict[str, Any] = numbers(json.loads(header["training"]))
+            made = Recipe.from_dict(numbers(json.loads(header["recipe"])))
+            if not run.endswith(made.digest):
+                raise ValueError("it was trained by another recipe")
         except (SafetensorError, TypeError, KeyError, ValueError) as error:
             raise ValueError(
                 f"`{place}` is no network of this study ({error}); delete it and resume, and the "
@@ -183,13 +188,14 @@ class Store:
         load_weights(model, self._model(run))
 
     def keep_row(self, run: str, row: Mapping[str, Any]) -> None:
-        """Write what was measured of a network.
+        """Write what was measured of a network, with the study it belongs to.
 
         Args:
             run: Its name.
             row: Plain values.
         """
-        write_whole(self._row(run), json.dumps(plain(row), ensure_ascii=False))
+        text = json.dumps(plain(row) | {"study": self._identity()}, ensure_ascii=False)
+        write_whole(self._row(run), text)
 
     def has_row(self, run: str) -> bool:
         """Whether a run is finished.
@@ -210,12 +216,48 @@ class Store:
 
         Returns:
             The row, None if it is not there.
+
+        Raises:
+            ValueError: If the file is damaged, or the row of another run or study.
         """
         if not self.has_row(run):
             return None
+        place = self._row(run)
         advice = "delete it and resume, and the network is measured again"
-        needed = {"recipe", "training", "measured", "rescaled"}
-        return _contents(self._row(run), needed, advice)
+        needed = {"run", "recipe", "training", "measured", "rescaled"}
+        found = _contents(place, needed, advice)
+        if found["run"] != run:
+            raise ValueError(f"`{place}` is the row of another run, `{found['run']}`; {advice}.")
+        own = self._identity()
+        if found.pop("study", own) != own:
+            raise ValueError(
+                f"`{place}` is a row of another study, measured in another way; {advice}."
+            )
+        return found
+
+    def check_rows(self, runs: Iterable[str]) -> None:
+        """Refuse rows that are damaged or belong to something else, before anything is trained.
+
+        Args:
+            runs: The names of the study's runs.
+
+        Raises:
+            ValueError: If there is one.
+        """
+        wanted = set(runs)
+        for run in wanted:
+            self.row(run)
+        own = self._identity()
+        for place in sorted((self.folder / "rows").glob(f"*{_ENDINGS['rows']}")):
+            if place.stem in wanted:
+                continue
+            # Rows of runs that the study had before stay where they are.
+            found = _contents(place, {"run"}, "move it out of the folder")
+            if found.get("study", own) != own:
+                raise ValueError(
+                    f"`{place}` is a row of another study; move it out of the folder, or give "
+                    "every study a folder of its own."
+                )
 
     def contents(self, run: str, part: Part) -> bytes | None:
         """A file of a run as it is, to be kept by the store of another machine.
@@ -239,6 +281,12 @@ class Store:
             contents: What `contents` gave there.
         """
         write_whole(self._place(run, part), contents)
+
+    def _identity(self) -> str:
+        """What tells its rows from those of studies that measure in another way."""
+        fixed = {k: v for k, v in self.declaration().items() if k not in _GROWING}
+        text = json.dumps(plain(fixed), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @contextmanager
     def _held_alone(self) -> Iterator[None]:

@@ -28,6 +28,9 @@ TARGETS = ("accuracy_gap", "loss_gap", "test_loss", "test_accuracy")
 #: Facts of a training that flatness may merely stand for.
 CONFOUNDERS = ("rate", "batch", "steps", "train_loss", "norm")
 
+#: Seconds after which a process is named that does not get on with a network.
+PATIENCE = 60.0
+
 #: Fields of a recipe that are no numbers, and facts of a training that are.
 _TEXTS = ("data", "network", "init", "optimizer", "dtype", "rescaling")
 _FACTS = ("steps", "replaced", *Standing.__dataclass_fields__, "seconds")
@@ -130,6 +133,7 @@ class Study:
         workers: int = 1,
         progress: Progress | bool = False,
         engine: str | RayEngine = "local",
+        patience: float = PATIENCE,
     ) -> Findings:
         """Train and measure all networks, and keep each of them as soon as it is there.
 
@@ -147,6 +151,8 @@ class Study:
             engine: ``"local"`` for processes of this machine; ``"ray"`` or a
                 `flatgauge.studies.RayEngine` for a task of Ray per network. Rows are the same, and
                 what one began another can resume.
+            patience: Where several processes work: after so many seconds on one network, and ten
+                times what the others took, a process is named on stderr, as it may hang.
 
         Returns:
             What was found.
@@ -161,6 +167,7 @@ class Study:
             workers=workers,
             progress=progress,
             engine=engine,
+            patience=patience,
         )
 
     def declaration(self) -> dict[str, Any]:

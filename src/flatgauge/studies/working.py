@@ -5,8 +5,11 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -19,7 +22,8 @@ from flatgauge.studies.running import complete
 from flatgauge.studies.sent_errors import raise_here, sendable
 from flatgauge.studies.stacking import SIZE
 from flatgauge.studies.store import Store
-from flatgauge.studies.study import Study
+from flatgauge.studies.study import PATIENCE, Study
+from flatgauge.studies.watch import Watch
 from flatgauge.threads import set_threads
 
 #: Where a study can run, by name; the first if nothing else is said.
@@ -38,6 +42,7 @@ def run_study(
     workers: int = 1,
     progress: Progress | bool = False,
     engine: str | RayEngine = ENGINES[0],
+    patience: float = PATIENCE,
 ) -> Findings:
     """Train and measure all networks of a study.
 
@@ -49,6 +54,8 @@ def run_study(
         workers: How many processes work on it.
         progress: True for a bar on stderr, or a function.
         engine: ``"local"`` for processes of this machine, ``"ray"``, or a `RayEngine`.
+        patience: Seconds after which a process of several is named that does not get on; see
+            `Watch`.
 
     Returns:
         What was found.
@@ -66,13 +73,14 @@ def run_study(
         )
     store, folder = Store(out), None if data is None else str(Path(data).expanduser())
     store.open(study.declaration(), resume=resume)
+    store.check_rows(study.runs())
     with shown(progress) as tell:
         if ray is not None:
             from flatgauge.studies.ray_work import work_on_ray
 
             work_on_ray(study, store, folder, ray, tell)
         else:
-            _work_together(study, store, folder, workers, tell)
+            _work_together(study, store, folder, workers, tell, patience)
     return Findings.of(study, store, folder)
 
 
@@ -130,21 +138,30 @@ def work(
 
 
 def _work_together(
-    study: Study, store: Store, folder: str | None, workers: int, listener: Progress | None
+    study: Study,
+    store: Store,
+    folder: str | None,
+    workers: int,
+    listener: Progress | None,
+    patience: float,
 ) -> None:
     """Work here, or watch processes that do."""
     if workers == 1:
         work(study, store, folder, listener)
         return
     helpers: list[_Helper] = []
+    watch = Watch(patience)
     try:
         for _ in range(workers):
             helpers.append(_Helper(study, store, folder, workers))
+            watch.report(helpers[-1].pid, None, time.monotonic())
         while any(helper.process.is_alive() for helper in helpers):
             _tell(listener, f"{workers} processes", store, study.runs())
             time.sleep(_PAUSE)
             for helper in helpers:
-                helper.raise_its_error()
+                helper.listen(watch)
+            for warning in watch.warnings(time.monotonic()):
+                sys.stderr.write(f"warning: {warning}\n")
     finally:
         for helper in helpers:
             helper.process.terminate()
@@ -167,17 +184,35 @@ class _Helper:
         self.process = context.Process(
             target=_worker, args=(study, store, folder, workers, telling), daemon=True
         )
-        self.process.start()
+        with _without_interrupts():
+            self.process.start()
+        self.pid = self.process.pid or 0
         telling.close()  # The process has its own end; if it dies, this one sees that.
 
-    def raise_its_error(self) -> None:
-        """Raise here what was raised there, as it would be raised by one process."""
+    def listen(self, watch: Watch) -> None:
+        """Note what the process works on; raise here what was raised there."""
         try:
-            error, text = self._told.recv() if self._told.poll() else (None, "")
+            while self._told.poll():
+                said = self._told.recv()
+                if isinstance(said, str):
+                    watch.report(self.pid, said, time.monotonic())
+                else:
+                    raise_here(*said)
         except EOFError:  # It ended without a word: it is done, or was killed.
-            return
-        if error is not None:
-            raise_here(error, text)
+            watch.end(self.pid)
+
+
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Start processes within this: they ignore Ctrl-C also while they import."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _worker(
@@ -188,7 +223,7 @@ def _worker(
     threading.Thread(target=_end_with_parent, daemon=True).start()
     set_threads(1)
     try:
-        work(study, store, folder, workers=workers)
+        work(study, store, folder, lambda run, done, of: telling.send(run), workers=workers)
     except Exception as error:
         telling.send(sendable(error))
 

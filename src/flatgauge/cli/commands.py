@@ -1,0 +1,28 @@
+"""All commands, imported so that each enters itself in the application."""
+
+from flatgauge.cli import (
+    bench,
+    catalogue,
+    certify,
+    compare,
+    demo,
+    landscape,
+    measure,
+    spectrum,
+    study,
+)
+from flatgauge.cli.application import app, main
+
+__all__ = [
+    "app",
+    "bench",
+    "catalogue",
+    "certify",
+    "compare",
+    "demo",
+    "landscape",
+    "main",
+    "measure",
+    "spectrum",
+    "study",
+]
