@@ -314,7 +314,7 @@ def test_a_shared_sweep_gathers_what_is_asked_for_and_no_more(monkeypatch, measu
         return passes(self, names, wanted, **options)
 
     monkeypatch.setattr(Sweeper, "passes", listening)
-    case = build("conv")
+    case = build("conv and max-pool")
     report = fg.measure(case.surface(), measures=measures)
     assert asked == [swept]
     for side in swept & {"incoming", "outgoing"}:
