@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from flatgauge import LossSurface, find_gauge
 from flatgauge.curvature import gradients
 from flatgauge.examples import linear_regression, two_weights
-from flatgauge.measures import fisher_rao_norm
+from flatgauge.measures import fisher_rao_norm, fisher_rao_norm_liang
 
 
 def shares(case: Case) -> dict[str, Tensor]:
@@ -43,7 +43,50 @@ def test_exact_for_every_model(name):
     assert only.value == pytest.approx(sum(estimate.layers.values()), rel=1e-12)
 
 
+def radial(case: Case) -> Tensor:
+    """⟨θ, ∇ℓ_n⟩² of every sample."""
+    case.model.eval()
+    found = []
+    for x, y in zip(case.inputs, case.targets, strict=True):
+        case.model.zero_grad()
+        case.torch_loss(case.model(x[None]), y[None]).backward()
+        slopes = [(p.detach() * p.grad).sum() for p in case.model.parameters()]
+        found.append(float(sum(slopes)) ** 2)
+    case.model.zero_grad()
+    return torch.tensor(found, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("name", ["mlp", "gelu", "conv and max-pool", "leaky relu with mse"])
+def test_liangs_norm_is_that_of_the_slope_along_the_weights(name):
+    case = build(name)
+    right = radial(case)
+    estimate = fisher_rao_norm_liang(case.surface(chunk=4))
+    assert estimate.exact
+    assert estimate.value == pytest.approx(right.mean().item(), rel=1e-12)
+    error = (right.std() / len(right) ** 0.5).item()
+    assert estimate.data_stderr == pytest.approx(error, rel=1e-10)
+    assert estimate.samples.mean().item() == pytest.approx(estimate.value)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_without_biases_liangs_norm_is_a_function_of_the_outputs(depth):
+    """Their Theorem 3.1: depth² E ⟨∂ℓ/∂f, f⟩²; the diagonal part is another number."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(depth)
+        parts = [[nn.Linear(4, 4, bias=False), nn.ReLU()] for _ in range(depth)]
+        model = nn.Sequential(*sum(parts, [])[:-1]).double()
+        inputs, targets = torch.randn(9, 4).double(), torch.arange(9) % 4
+    outputs = model(inputs).detach()
+    slopes = outputs.softmax(1) - F.one_hot(targets, 4)
+    right = depth**2 * (slopes * outputs).sum(1).square().mean().item()
+    surface = LossSurface(model, "cross_entropy", (inputs, targets))
+    assert fisher_rao_norm_liang(surface).value == pytest.approx(right, rel=1e-12)
+    assert abs(fisher_rao_norm(surface).value / right - 1) > 0.1
+
+
 def test_by_hand():
+    assert fisher_rao_norm_liang(linear_regression(2.0)).value == 3600.0  # One weight: the same.
+    assert fisher_rao_norm_liang(two_weights(2.0, 3.0)).value == (2 * 36 + 3 * 24) ** 2
     # (3w - 1)² has the derivative 6 (3w - 1) = 30 at w = 2, and (2 · 30)² = 3600.
     assert fisher_rao_norm(linear_regression(2.0)).value == 3600.0
     assert fisher_rao_norm(two_weights(2.0, 3.0)).value == 10368.0
@@ -79,6 +122,9 @@ def test_samples_weigh_as_in_the_loss(activation, loss, weights):
     surface = LossSurface(model, loss, (inputs, targets))
     expected = (weight @ right / weight.sum()).item()
     assert fisher_rao_norm(surface).value == pytest.approx(expected, rel=1e-12)
+    along = radial(Case(model, loss, F.cross_entropy, inputs, targets))
+    expected = (weight @ along / weight.sum()).item()
+    assert fisher_rao_norm_liang(surface).value == pytest.approx(expected, rel=1e-12)
 
 
 def test_mse_is_the_mean_over_outputs_of_a_sample():

@@ -119,6 +119,28 @@ def test_values_are_the_definition(name, surrogate):
     assert rowwise.details["relative gap"] <= 1e-8
 
 
+@pytest.mark.parametrize("surrogate", ["normalized_cross_entropy", None])
+def test_biases_have_terms_of_their_own_on_request(surrogate):
+    """Footnote 1 of the paper: other hyperpriors for biases, likewise."""
+    case = build("mlp")
+    blocks = dense_blocks(under_normalized_loss(case) if surrogate else case)
+    found = matrix_normalized_sharpness(case.surface(), surrogate=surrogate, biases=True)
+    parameters = dict(case.model.named_parameters())
+    assert list(found.layers) == list(parameters)  # every layer, followed by its bias
+    for name, value in found.layers.items():
+        right = literal_matrix(parameters[name].detach(), blocks[name])
+        assert value == pytest.approx(right, rel=1e-8, abs=1e-8)
+    assert found.value == pytest.approx(sum(found.layers.values()))
+    assert found.options["biases"] is True
+    claimed = fg.measures.registry["matrix_normalized_sharpness"].claims(found.options)
+    assert "layerwise" in claimed
+    assert "output_shift" not in claimed
+    only = matrix_normalized_sharpness(
+        case.surface(), surrogate=surrogate, biases=True, layers="0.*"
+    )
+    assert list(only.layers) == ["0.weight", "0.bias"]
+
+
 @pytest.mark.parametrize("name", ["gelu", "tied weights", "squared"])
 @pytest.mark.parametrize("surrogate", ["normalized_cross_entropy", None])
 def test_what_cannot_be_swept_agrees_within_its_own_error(name, surrogate):

@@ -1,4 +1,4 @@
-"""Gradients of single samples: Σ θ² (∂ℓ_n)² of every parameter, sample by sample."""
+"""Gradients of single samples: Σ θ² (∂ℓ_n)² of every parameter, and ⟨θ, ∇ℓ_n⟩² of all together."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ from flatgauge.surface import LossSurface
 
 #: Every sample's weight in the mean (N,), and by parameter its share (N,) in the weighted sum.
 Found = tuple[Tensor, dict[str, Tensor]]
+
+#: Makes one number of a parameter's value times its slope.
+_Summary = Callable[[Tensor], Tensor]
 
 
 def squared_slopes(surface: LossSurface, names: Sequence[str]) -> Found:
@@ -59,6 +62,33 @@ def squared_slopes(surface: LossSurface, names: Sequence[str]) -> Found:
     return rows[""], {name: rows[name] for name in names}
 
 
+def squared_radial_slopes(surface: LossSurface, names: Sequence[str]) -> tuple[Tensor, Tensor]:
+    """Square the slope of every sample's loss along the weights themselves.
+
+    Exact for every model: the gradient of every sample is written out.
+
+    Args:
+        surface: Where to measure. Weight decay is no part of a sample's loss.
+        names: The parameters.
+
+    Returns:
+        What every sample that counts adds to the denominator of the loss (N,), and the same times
+        ⟨θ, ∇ℓ_n⟩², with ℓ_n the sample's own mean loss (N,).
+
+    Raises:
+        ValueError: If the batches cannot be taken apart into samples.
+    """
+    chunk = surface.chunk
+
+    def write_out() -> Found:
+        weights, scale, products = _per_sample(surface, list(names), chunk, torch.sum)
+        return weights, {"all": (scale * products.sum(1)).square() / weights}
+
+    counts, found = surface.processes.attempt("gradients along the weights", write_out)
+    rows = surface.processes.joined({"": counts} | found, surface.device)
+    return rows[""], rows["all"]
+
+
 def _swept(sweeper: Sweeper, names: list[str]) -> Found:
     """By the sweep."""
     found: dict[str, list[Tensor]] = {name: [] for name in names}
@@ -79,7 +109,23 @@ def _swept(sweeper: Sweeper, names: list[str]) -> Found:
 
 
 def _written_out(surface: LossSurface, names: list[str], chunk: int) -> Found:
-    """Sample by sample: many at once where the model can be vectorised, else one by one."""
+    """By the gradients of single samples."""
+    weights, scale, squares = _per_sample(surface, names, chunk, _sum_of_squares)
+    return weights, dict(zip(names, squares.T * scale.square() / weights, strict=True))
+
+
+def _sum_of_squares(products: Tensor) -> Tensor:
+    return products.square().sum()
+
+
+def _per_sample(
+    surface: LossSurface, names: list[str], chunk: int, summary: _Summary
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Sample by sample: many at once where the model can be vectorised, else one by one.
+
+    Returns the samples' weights in the mean (n,), what makes of a slope that of weight times
+    own mean loss (n,), and the summaries of values times slopes (n, names).
+    """
     subject, objective = surface.subject, surface.objective
     size = sum(subject.state[name].numel() for name in names) * surface.dtype.itemsize
     room = max(int(surface.memory // (8 * size)), 1)
@@ -100,22 +146,23 @@ def _written_out(surface: LossSurface, names: list[str], chunk: int) -> Found:
             sums: Tensor | None = None
             if together is not None and batch.splittable:
                 try:
-                    sums = together(surface, batch.rows(kept), names)
+                    sums = together(surface, batch.rows(kept), names, summary)
                 except (RuntimeError, ValueError, TypeError, NotImplementedError):
                     together = None  # Not vectorised; what is really wrong fails again below.
             if sums is None:
-                sums = torch.stack([_sums_of_one(surface, rows[i], names) for i in kept])
+                sums = torch.stack([_sums_of_one(surface, rows[i], names, summary) for i in kept])
             found.append(sums)
     weights = torch.tensor(counts, dtype=torch.float64, device=surface.device)
-    squares = torch.cat(found) if found else weights.new_zeros(0, len(names))
-    if objective.loss.count is None:  # What was differentiated is the sample's own mean.
-        squares = squares * weights.square()[:, None]
-    squares = squares / weights[:, None]
-    return weights, dict(zip(names, squares.T, strict=True))
+    sums = torch.cat(found) if found else weights.new_zeros(0, len(names))
+    # Without a count, what was differentiated is the sample's own mean.
+    scale = weights if objective.loss.count is None else torch.ones_like(weights)
+    return weights, scale, sums
 
 
-def _sums_of_many(surface: LossSurface, batch: Batch, names: list[str]) -> Tensor:
-    """Σ θ² (∂ℓ)² of every sample and parameter (n, names), for all samples at once."""
+def _sums_of_many(
+    surface: LossSurface, batch: Batch, names: list[str], summary: _Summary
+) -> Tensor:
+    """A summary of θ ∂ℓ by sample and parameter (n, names), for all samples at once."""
     subject, loss = surface.subject, surface.objective.loss
     known = dict(zip(subject.names, subject.leaves, strict=True))
     point = [known[name].detach() for name in names]
@@ -130,14 +177,16 @@ def _sums_of_many(surface: LossSurface, batch: Batch, names: list[str]) -> Tenso
 
     def sums(rows: list[Tensor]) -> Tensor:
         slopes = torch.func.grad(total)(point, rows)
-        return torch.stack([wide(v * s).square().sum() for v, s in zip(point, slopes, strict=True)])
+        return torch.stack([summary(wide(v * s)) for v, s in zip(point, slopes, strict=True)])
 
     found: Tensor = torch.vmap(sums)(list(tensors((batch.inputs, batch.target))))
     return found.detach()
 
 
-def _sums_of_one(surface: LossSurface, row: Batch, names: list[str]) -> Tensor:
-    """Σ θ² (∂ℓ)² of one sample, by parameter (names,)."""
+def _sums_of_one(
+    surface: LossSurface, row: Batch, names: list[str], summary: _Summary
+) -> Tensor:
+    """A summary of θ ∂ℓ of one sample, by parameter (names,)."""
     subject, loss = surface.subject, surface.objective.loss
     point = dict(zip(subject.names, subject.leaves, strict=True))
 
@@ -150,5 +199,5 @@ def _sums_of_one(surface: LossSurface, row: Batch, names: list[str]) -> Tensor:
     for name, slope in zip(names, subject.holding(subject.leaves, slopes), strict=True):
         value = point[name].detach()
         product = torch.zeros_like(value) if slope is None else value * slope
-        found.append(wide(product).square().sum())
+        found.append(summary(wide(product)))
     return torch.stack(found)

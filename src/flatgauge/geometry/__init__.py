@@ -6,6 +6,7 @@ the point at u = 0. Whatever is asked of the loss (`flatgauge.functionals`) is a
 
 from flatgauge.geometry.chart import GEOMETRIES, Chart, Swept, chart
 from flatgauge.geometry.diagonal import Diagonal
+from flatgauge.geometry.horizontal import horizontal_projection, vertical_basis
 
 # Each of these enters itself in GEOMETRIES, in this order.
 from flatgauge.geometry.weights import Weights  # isort: skip
@@ -25,4 +26,6 @@ __all__ = [
     "Swept",
     "Weights",
     "chart",
+    "horizontal_projection",
+    "vertical_basis",
 ]

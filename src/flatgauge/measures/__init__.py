@@ -33,7 +33,7 @@ from flatgauge.measures.normalized_sharpness import (
 from flatgauge.measures.normalized_sharpness_direct import normalized_sharpness_direct
 from flatgauge.measures.relative_flatness import relative_flatness, relative_flatness_normalized
 from flatgauge.measures.minimum_sharpness import minimum_sharpness, minimum_sharpness_nodewise
-from flatgauge.measures.fisher_rao import fisher_rao_norm
+from flatgauge.measures.fisher_rao import fisher_rao_norm, fisher_rao_norm_liang
 from flatgauge.measures.path_norm import path_norm
 from flatgauge.measures.basis_path_ratio import basis_path_ratio
 # isort: on
@@ -50,6 +50,7 @@ __all__ = [
     "epsilon_sharpness",
     "expected_sharpness",
     "fisher_rao_norm",
+    "fisher_rao_norm_liang",
     "hessian_max_eigenvalue",
     "hessian_trace",
     "kappa_max",

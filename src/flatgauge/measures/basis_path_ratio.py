@@ -10,7 +10,7 @@ from flatgauge.surface import LossSurface
 
 @measure(
     symbol="max|v| / min|v|",
-    paper="Yi et al. 2019, Theorem 5.1",
+    paper="Yi et al. 2019, Theorem 5.1, whose skeleton is the diagonal one",
     geometry="basis paths",
     functional="ratio",
     kind="capacity",
@@ -19,7 +19,7 @@ from flatgauge.surface import LossSurface
     given_up={("skeleton", "diagonal"): ("permutation",)},
 )
 def basis_path_ratio(surface: LossSurface, *, skeleton: str = "strongest") -> Estimate:
-    r"""Ratio of the largest to the smallest value of a basis path, in size.
+    r"""Ratio of the largest to the smallest path value; strongest skeleton by default.
 
     Definition:
         .. math:: \frac{\max_k |v_k|}{\min_k |v_k|}
@@ -40,7 +40,7 @@ def basis_path_ratio(surface: LossSurface, *, skeleton: str = "strongest") -> Es
     Args:
         surface: Where to measure.
         skeleton: ``"strongest"``, or ``"diagonal"`` for the paper's, which depends on the order of
-            the units.
+            the units, and whose values differ by orders of magnitude.
 
     Returns:
         The ratio; the largest and the smallest value are in `details`.

@@ -29,13 +29,14 @@ _COST = "one sweep: about classes gradients, shared with all measures of the sam
     invariant_to={"layerwise", "permutation", "output_scale", "output_shift", "branches"},
     cost=_COST,
     needs=("trace", "estimates"),
-    given_up={("surrogate", None): {"output_scale"}},
+    given_up={("surrogate", None): {"output_scale"}, ("biases", True): {"output_shift"}},
 )
 def matrix_normalized_sharpness(
     surface: LossSurface,
     *,
     surrogate: str | None = "normalized_cross_entropy",
     layers: str | Sequence[str] | None = None,
+    biases: bool = False,
     all_columns: bool = False,
     probes: int = DEFAULT_PROBES,
     generator: Generator | None = None,
@@ -48,11 +49,14 @@ def matrix_normalized_sharpness(
         the smallest :math:`\sum_l \operatorname{tr} H_{ll} \sigma_l^2 + \|W_l\|_F^2 / \sigma_l^2`
         over one noise level per layer, halved. The Hessian is that of the surrogate loss: by
         default the cross-entropy of logits divided by their standard deviation over the classes.
+        With ``biases=True`` every bias that a layer adds has a term of its own,
+        :math:`\sqrt{\|b_l\|^2 \max(\operatorname{tr} H_{b_l b_l}, 0)}`, as the paper's footnote 1
+        has it. Normalization parameters contribute nothing.
 
     Invariance:
         layerwise, permutation, output_scale, output_shift, branches. Multiplying a layer by c
         divides its trace by c². Under its own loss (``surrogate=None``) a network does not stand
-        a scaled output.
+        a scaled output, and with ``biases=True`` no shifted one.
 
     Cost:
         One sweep of the surrogate loss, exact for layers in which the output is linear. The
@@ -65,6 +69,7 @@ def matrix_normalized_sharpness(
         surface: Where to measure.
         surrogate: ``"normalized_cross_entropy"``, or None for the surface's own loss.
         layers: Glob patterns of the layers to take; None for all.
+        biases: Whether the biases of these layers have terms, too.
         all_columns: Whether to be exact also with 64 or more outputs.
         probes: Hessian products for layers that are not exact.
         generator: Source of randomness, required where not everything is exact.
@@ -91,6 +96,8 @@ def matrix_normalized_sharpness(
         generator=generator,
     )
     names = select(blocks.layers, layers)
+    if biases:
+        names = _with_biases(blocks, names)
     values = {name: _root(blocks[name]) for name in names}
     below = [f"`{name}`" for name in names if float(blocks[name].values["trace"]) < 0]
     notes = [f"the trace of {', '.join(below)} is negative and counts as zero"] if below else []
@@ -98,7 +105,7 @@ def matrix_normalized_sharpness(
         values,
         "sum",
         notes=notes + _notes(blocks, names) + caveats(surface, surrogate),
-        options=_options(surrogate, layers),
+        options=_options(surrogate, layers) | {"biases": biases},
     )
 
 
@@ -260,6 +267,17 @@ def _root(block: Block) -> LayerValue:
         samples=samples,
         exact=block.exact,
     )
+
+
+def _with_biases(blocks: Blocks, names: Sequence[str]) -> list[str]:
+    """Every layer, followed by the bias that it adds where that is trainable."""
+    layers = blocks.layers
+    found: dict[str, None] = {}
+    for name in names:
+        layer = layers[name].layer
+        assert layer is not None
+        found |= {one: None for one in (name, layer.bias) if one in blocks}
+    return list(found)
 
 
 def _notes(blocks: Blocks, names: Sequence[str]) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,8 +20,17 @@ from flatgauge.measures.normalized_sharpness import scaled
 from flatgauge.measures.registry import measure
 from flatgauge.surface import LossSurface
 
-#: How far one step may move the logarithm of a scale, at first; it falls to zero.
+#: How far one step may move the logarithm of a scale, at the beginning of a stage.
 _RATE = 0.1
+
+#: Steps of the first stage of the search; every further one is as long as all before it.
+_STAGE = 50
+
+#: Powers of four by which all variances are multiplied before the search, and pairs for each.
+_FACTORS, _FEW = range(-6, 3), 4
+
+#: How much smaller than the noise the squared weights are where noise is all there is.
+_DROWNED = 2.0**-10
 
 #: Changes of the logarithms of scales, by layer: of rows, and of columns.
 Changes = dict[str, tuple[Tensor, Tensor]]
@@ -36,7 +45,7 @@ Changes = dict[str, tuple[Tensor, Tensor]]
     invariant_to={
         *("layerwise", "nodewise", "rows", "permutation", "output_scale", "output_shift"),
     },
-    cost="one sweep, 2 × steps gradients, 6 × pairs forward passes",
+    cost="one sweep, 100 gradients and more (2 × steps at most), 6 × pairs + 80 forward passes",
     given_up={("surrogate", None): {"output_scale"}},
 )
 def normalized_sharpness_direct(
@@ -45,7 +54,8 @@ def normalized_sharpness_direct(
     lam: float = 1e4,
     surrogate: str | None = "normalized_cross_entropy",
     layers: str | Sequence[str] | None = None,
-    steps: int = 20,
+    steps: int = 800,
+    tolerance: float = 0.02,
     pairs: int = 16,
     probes: int = DEFAULT_PROBES,
     generator: Generator | None = None,
@@ -63,30 +73,43 @@ def normalized_sharpness_direct(
         compare depends on λ. Entries whose scale (17) drives to zero or infinity at no cost (rows
         without curvature, columns without weight) get no noise and count zero.
 
+        The normalized loss is bounded: weights of pure noise have a loss of
+        ``details["pure noise"]`` above the network's, at no penalty. Where λ is small, nothing is
+        better than that: the minimum lies at infinite noise and says nothing about flatness. It
+        is the case when second order predicts more than pure noise gives, which for networks of
+        some size includes λ = N. It is named in the notes.
+
     Invariance:
         layerwise, nodewise, rows, permutation, output_scale, output_shift. The search moves
         logarithms of scales, from the best to second order: powers of two change no bit.
 
     Cost:
-        The sweep of ``normalized_sharpness``, two gradients per step, six passes per pair.
+        The sweep of ``normalized_sharpness``; about 80 passes for the best common factor of the
+        variances; two gradients per step, in stages of 50, 50, 100, 200, ... steps until one
+        gains less than the tolerance; six passes per pair and stage.
 
     Reference:
         [tsuzuku2019normalized], appendix D.
 
     Args:
         surface: Where to measure.
-        lam: λ, what a rise of the loss weighs beside the weights; of the order of the number of
-            samples.
+        lam: λ, what a rise of the loss weighs beside the weights. Take it so large that
+            ``details["second order"]`` is well below ``details["pure noise"]``, and the same for
+            all networks that are compared.
         surrogate: ``"normalized_cross_entropy"``, or None for the surface's own loss.
         layers: Glob patterns of the layers to shake; None for all.
-        steps: Of the search for better scales than the best to second order; 0 for none.
+        steps: Most steps of the search for better scales than the best to second order; 0 for
+            none, and then nothing is minimised.
+        tolerance: The search has converged when a stage, which is as long as all before it
+            together, lowers the value by less than this part of it.
         pairs: Number of antithetic pairs for the value, at least 2.
         probes: Hessian products for the start, of layers that cannot be swept.
         generator: Source of randomness, required.
 
     Returns:
-        The estimate with its standard error. The problem is not convex: the search may have missed
-        better scales. Every choice is made on other noise than the value is taken on.
+        The estimate with its standard error: the value at the scales that were found, on noise
+        that nothing was chosen by. The minimum is at most that; the problem is not convex, so a
+        better one may be elsewhere. What the last stage gained is in ``details["last gain"]``.
 
     Raises:
         ValueError: If an option is out of range, the surrogate does not fit the data, the model
@@ -100,11 +123,13 @@ def normalized_sharpness_direct(
         >>> found = normalized_sharpness_direct(
         ...     linear_regression(2.0), surrogate=None, generator=generator
         ... )
-        >>> abs(found.value - found.details["second order"]) < 4 * found.stderr
-        True
+        >>> abs(found.value - found.details["second order"]) < 4 * found.stderr, found.converged
+        (True, True)
     """
     if not (math.isfinite(lam) and lam > 0):
         raise ValueError(f"`lam={lam!r}` must be a positive finite number.")
+    if not 0 < tolerance < 1:
+        raise ValueError(f"`tolerance={tolerance!r}` must lie between 0 and 1, such as 0.02.")
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
         raise ValueError(f"`steps={steps!r}` must be a whole number of at least 0.")
     if pairs < 2:
@@ -119,30 +144,108 @@ def normalized_sharpness_direct(
     under = under_surrogate(surface, surrogate)
     blocks = block_curvature(under, ("diagonal",), probes=probes, generator=start)
     shaken, second_order = _start(under, blocks, select(blocks.layers, layers), lam)
-    nothing = shaken.unchanged()
-    found = shaken.searched(steps, noise("search"))
-    first, last = shaken.values([nothing, found], pairs, noise("choice"))
-    better = bool(last.mean() < first.mean())
-    (draws,) = shaken.values([found if better else nothing], pairs, noise("value"))
+    found = _minimise(shaken, steps, tolerance, pairs, noise)
+    drowned = shaken.drowned()
+    with_noise, best = shaken.values([drowned, found.changes], pairs, noise("noise"))
+    degenerate = bool(with_noise.mean() < best.mean())
+    changes = drowned if degenerate else found.changes
+    (draws,) = shaken.values([changes], pairs, noise("value"))
     details = {
         "second order": second_order,
-        "penalty": shaken.penalty(found if better else nothing),
-        "gain of the search": float(first.mean() - last.mean()) if better else 0.0,
+        "penalty": shaken.penalty(changes),
+        "pure noise": float(with_noise.mean()) - shaken.penalty(drowned),
+        "last gain": found.gain,
+        "steps": float(found.steps),
     }
-    options: dict[str, object] = {"lam": lam, "surrogate": surrogate}
-    options |= {"steps": steps, "pairs": pairs} | ({} if layers is None else {"layers": layers})
+    options: dict[str, object] = {"lam": lam, "surrogate": surrogate, "steps": steps}
+    options |= {"tolerance": tolerance, "pairs": pairs}
+    options |= {} if layers is None else {"layers": layers}
     if not torch.isfinite(draws).all():
         note = "the loss overflows under the noise; take a larger `lam`"
         return Estimate(math.inf, converged=False, details=details, options=options, notes=(note,))
-    stderr = float(draws.std()) / math.sqrt(pairs)
-    value, notes = float(draws.mean()), caveats(surface, surrogate)
-    if steps and not better:
-        notes.append("the search found no better scales than its start")
-    if value - details["penalty"] < -2 * stderr:
-        notes.append(
-            "the loss falls under the noise: the point is no minimum, and more `steps` find less"
-        )
-    return Estimate(value, stderr=stderr, details=details, options=options, notes=tuple(notes))
+    value, stderr = float(draws.mean()), float(draws.std()) / math.sqrt(pairs)
+    notes = [*caveats(surface, surrogate), *_remarks(found, degenerate=degenerate)]
+    if not degenerate and value - details["penalty"] < -2 * stderr:
+        notes.append("the loss falls under the noise: the point is no minimum")
+    return Estimate(
+        value,
+        stderr=stderr,
+        converged=found.converged or degenerate,
+        details=details,
+        options=options,
+        notes=tuple(notes),
+    )
+
+
+@dataclass(frozen=True)
+class _Found:
+    """The best scales that a search came to.
+
+    Attributes:
+        changes: Of the scales.
+        gain: By how much the last stage lowered the value; 0 if it did not.
+        converged: Whether that was less than the tolerance.
+        steps: How many were taken.
+    """
+
+    changes: Changes
+    gain: float
+    converged: bool
+    steps: int
+
+
+def _minimise(
+    shaken: _Shaken,
+    steps: int,
+    tolerance: float,
+    pairs: int,
+    noise: Callable[[str], Generator],
+) -> _Found:
+    """Search in stages, each as long as all before it, until one gains next to nothing."""
+    best, gain, converged = shaken.unchanged(), math.nan, False
+    if not steps:
+        return _Found(best, gain, converged, 0)
+    scaled = [shaken.multiplied(4.0**power) for power in _FACTORS]
+    tried = shaken.values(scaled, _FEW, noise("factor"))
+    means = [float(draws.mean()) for draws in tried]
+    best = scaled[min(range(len(means)), key=lambda place: _ordered(means[place]))]
+    search, choice = noise("search"), noise("choice")
+    taken, length = 0, _STAGE
+    while taken < steps and not converged:
+        length = min(length, steps - taken)
+        moved = shaken.searched(best, length, search)
+        first, last = shaken.values([best, moved], pairs, choice)
+        taken += length
+        difference = float(first.mean() - last.mean())
+        if math.isfinite(float(last.mean())) and not difference <= 0:
+            best, first = moved, last
+        gain = max(difference, 0.0) if math.isfinite(difference) else 0.0
+        # A stage that is shorter than the first could not have gone far.
+        converged = length >= _STAGE and gain <= tolerance * abs(float(first.mean()))
+        length = taken
+    return _Found(best, gain, converged, taken)
+
+
+def _ordered(number: float) -> float:
+    """A number that sorts last if it is none."""
+    return math.inf if math.isnan(number) else number
+
+
+def _remarks(found: _Found, *, degenerate: bool) -> list[str]:
+    """What the reader must know of the minimum."""
+    if degenerate:
+        return [
+            "λ is too small: no scales are better than noise that drowns the weights, so that the "
+            "minimum lies at infinite noise and says nothing about flatness; take a larger `lam`"
+        ]
+    if not found.steps:
+        return ["not minimised (`steps=0`): the value at the best scales to second order"]
+    if not found.converged:
+        return [
+            f"not minimised: the last stage of the search still lowered the value by "
+            f"{found.gain:.2g}, or was shorter than {_STAGE} steps; raise `steps`"
+        ]
+    return []
 
 
 def _start(
@@ -187,6 +290,24 @@ class _Shaken:
             for name, v in self.variances.items()
         }
 
+    def multiplied(self, factor: float) -> Changes:
+        """All variances times one factor."""
+        return {
+            name: (rows + math.log(factor), columns)
+            for name, (rows, columns) in self.unchanged().items()
+        }
+
+    def drowned(self) -> Changes:
+        """So much noise that weights are nothing beside it, layer by layer."""
+        changes = self.unchanged()
+        for name, term in self._terms(changes).items():
+            entries = int((term > 0).sum())
+            if entries:
+                # On average over the entries, W² / σ² is 2 λ times the penalty.
+                ratio = 2 * self.lam * float(term.sum()) / entries
+                changes[name][0].add_(math.log(ratio / _DROWNED))
+        return changes
+
     def penalty(self, changes: Changes) -> float:
         """The weights over the noise."""
         return float(sum(term.sum() for term in self._terms(changes).values()))
@@ -207,9 +328,10 @@ class _Shaken:
             for found, changes in zip(draws, candidates, strict=True)
         ]
 
-    def searched(self, steps: int, generator: Generator) -> Changes:
+    def searched(self, start: Changes, steps: int, generator: Generator) -> Changes:
         """Go down the slope of the expectation; the mean of the later half of the way."""
-        changes, point = self.unchanged(), self.surface.point
+        changes = {name: (rows.clone(), columns.clone()) for name, (rows, columns) in start.items()}
+        point = self.surface.point
         flat = [part for parts in changes.values() for part in parts]
         mean = [torch.zeros_like(part) for part in flat]
         descent = torch.optim.Adam(flat, lr=_RATE, eps=1e-30)
@@ -232,6 +354,8 @@ class _Shaken:
                 kept += 1
                 for total, part in zip(mean, flat, strict=True):
                     total += (part - total) / kept
+        if not kept:
+            return start
         halves = iter(mean)
         return {name: (next(halves), next(halves)) for name in changes}
 

@@ -1,4 +1,7 @@
-"""The loss as a function of the values of basis paths: PSI-flatness."""
+"""The loss as a function of the values of basis paths: PSI-flatness.
+
+Values depend on the skeleton. The default is the strongest one; the paper's is the diagonal one.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ def _half_limit(surface: LossSurface, options: Mapping[str, Any]) -> float | Non
 
 @measure(
     symbol="λ_max(∂²L/∂v²)",
-    paper="an open cell of Yi et al. 2019",
+    paper="an open cell of Yi et al. 2019, whose skeleton is the diagonal one",
     geometry=_GEOMETRY,
     functional="top eigenvalue",
     invariant_to=_CLAIMS,
@@ -51,7 +54,7 @@ def psi_max_eigenvalue(
     smallest: bool = False,
     generator: Generator | None = None,
 ) -> Estimate:
-    r"""Largest eigenvalue of the Hessian by the values of basis paths.
+    r"""Largest eigenvalue of the Hessian by path values; strongest skeleton by default.
 
     Definition:
         .. math:: \lambda_{\max}\left(\frac{\partial^2 L}{\partial v^2}\right)
@@ -74,7 +77,7 @@ def psi_max_eigenvalue(
     Args:
         surface: Where to measure.
         skeleton: ``"strongest"``, or ``"diagonal"`` for the paper's, which depends on the order of
-            the units.
+            the units, and whose values differ by orders of magnitude.
         relative: Whether log|v| is moved in the place of v, which spans many orders of magnitude.
         parameters: ``"all"`` trainable ones, or the weights of ``"layers"`` only.
         solver: ``"lanczos"``, or ``"power"`` for the power method, which finds the eigenvalue of
@@ -122,7 +125,7 @@ def psi_max_eigenvalue(
 
 @measure(
     symbol="tr ∂²L/∂v²",
-    paper="Yi et al. 2019, Definition 4.1",
+    paper="Yi et al. 2019, Definition 4.1, whose skeleton is the diagonal one",
     geometry=_GEOMETRY,
     functional="trace",
     invariant_to=_CLAIMS,
@@ -143,7 +146,7 @@ def psi_trace(
     all_columns: bool = False,
     generator: Generator | None = None,
 ) -> Estimate:
-    r"""Trace of the Hessian by the values of basis paths.
+    r"""Trace of the Hessian by path values; strongest skeleton by default.
 
     Definition:
         .. math:: \operatorname{tr} \frac{\partial^2 L}{\partial v^2}
@@ -171,7 +174,7 @@ def psi_trace(
     Args:
         surface: Where to measure.
         skeleton: ``"strongest"``, or ``"diagonal"`` for the paper's, which depends on the order of
-            the units.
+            the units, and whose values differ by orders of magnitude.
         relative: Whether log|v| is moved in the place of v, which spans many orders of magnitude.
         parameters: ``"all"`` trainable ones, or the weights of ``"layers"`` only.
         method: ``"sweep"`` for the exact sweeps and Hutch++ for the rest; ``"hutch++"`` or
@@ -214,7 +217,7 @@ def psi_trace(
 
 @measure(
     symbol="max (L(v+δ) − L(v)) / (1 + L), ‖δ‖ ≤ ε",
-    paper="Yi et al. 2019, eq. 7",
+    paper="Yi et al. 2019, eq. 7, whose skeleton is the diagonal one",
     geometry=_GEOMETRY,
     functional="worst case in a ball",
     kind="worst case",
@@ -235,7 +238,7 @@ def psi_epsilon_sharpness(
     steps: int = 10,
     generator: Generator | None = None,
 ) -> Estimate:
-    r"""Largest rise of the loss within a ball of path values, relative to 1 + loss.
+    r"""Largest rise in a ball of path values over 1 + loss; strongest skeleton by default.
 
     Definition:
         .. math:: \max_{\|\delta\|_2 \le \varepsilon} \frac{L(v + \delta) - L(v)}{1 + L(v)}
@@ -260,7 +263,7 @@ def psi_epsilon_sharpness(
     Args:
         surface: Where to measure.
         skeleton: ``"strongest"``, or ``"diagonal"`` for the paper's, which depends on the order of
-            the units.
+            the units, and whose values differ by orders of magnitude.
         relative: Whether log|v| is moved in the place of v, which spans many orders of magnitude.
         parameters: ``"all"`` trainable ones, or the weights of ``"layers"`` only.
         epsilon: The ball's radius; None for half of min |u_b| (0.5 with ``relative=True``, 0.1
@@ -303,7 +306,7 @@ def psi_epsilon_sharpness(
 
 @measure(
     symbol="|E L(v+u) − L(v)|",
-    paper="Yi et al. 2019, Definition 4.1",
+    paper="Yi et al. 2019, Definition 4.1, whose skeleton is the diagonal one",
     geometry=_GEOMETRY,
     functional="expectation",
     kind="expectation",
@@ -324,7 +327,7 @@ def psi_expected_sharpness(
     pairs: int = 16,
     generator: Generator | None = None,
 ) -> Estimate:
-    r"""Mean change of the loss under noise on path values, in size.
+    r"""Mean change of the loss under noise on path values; strongest skeleton by default.
 
     Definition:
         .. math:: |E\,L(v + u) - L(v)|
@@ -347,7 +350,7 @@ def psi_expected_sharpness(
     Args:
         surface: Where to measure.
         skeleton: ``"strongest"``, or ``"diagonal"`` for the paper's, which depends on the order of
-            the units.
+            the units, and whose values differ by orders of magnitude.
         relative: Whether log|v| is moved in the place of v, which spans many orders of magnitude.
         parameters: ``"all"`` trainable ones, or the weights of ``"layers"`` only.
         sigma: The size of the noise; the paper draws its plots with 0.05.

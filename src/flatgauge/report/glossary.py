@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from flatgauge.measures import GROUPS, Measure, registry
 from flatgauge.report.formula import mathml, readable
+
+if TYPE_CHECKING:
+    from flatgauge.report.report import Report
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,36 @@ def glossary_of(names: Iterable[str]) -> list[Entry]:
     order = {item.name: place for place, item in enumerate(registry)}
     wanted.sort(key=lambda name: order.get(name, len(order)))
     return [_entry(registry[name]) for name in wanted]
+
+
+def skeletons_of(reports: Mapping[str, Report]) -> dict[str, str]:
+    """The skeletons that the measures of basis paths were taken with.
+
+    Args:
+        reports: By name of the model.
+
+    Returns:
+        By measure; several where models differ.
+    """
+    found: dict[str, dict[str, None]] = {}
+    for report in reports.values():
+        for name, estimate in report.items():
+            if "skeleton" in estimate.options:
+                found.setdefault(name, {})[str(estimate.options["skeleton"])] = None
+    return {name: " or ".join(names) for name, names in found.items()}
+
+
+def linked(names: Iterable[str], skeletons: Mapping[str, str]) -> dict[str, str]:
+    """The measures that a page links to its glossary, each with its skeleton.
+
+    Args:
+        names: Of measures; what the registry does not know is left out.
+        skeletons: By measure.
+
+    Returns:
+        By measure the skeleton that its values depend on, "" where there is none.
+    """
+    return {entry.name: skeletons.get(entry.name, "") for entry in glossary_of(names)}
 
 
 def _entry(item: Measure) -> Entry:

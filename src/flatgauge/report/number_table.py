@@ -23,7 +23,7 @@ class NumberRow:
         value: The value, with its error.
         data_error: The error from the choice of samples, None where it is not known.
         mark: How it came about.
-        options: Radius, noise, and settings that are not the defaults.
+        options: Radius, noise, skeleton, and settings that are not the defaults.
         products: Matrix-vector products spent.
         seconds: Wall-clock time.
         footnotes: Numbers of the notes on it.

@@ -13,7 +13,7 @@ from flatgauge.report.certificate_view import VERDICTS, certificate_view
 from flatgauge.report.difference_table import difference_rows, difference_views
 from flatgauge.report.drawable import Drawable
 from flatgauge.report.gauge_view import gauge_contents, gauge_view
-from flatgauge.report.glossary import glossary_of
+from flatgauge.report.glossary import glossary_of, linked, skeletons_of
 from flatgauge.report.headline import headline_of
 from flatgauge.report.json_text import plain
 from flatgauge.report.layer_bars import layer_choices, unit_choices
@@ -112,6 +112,7 @@ def write_page(
         "provenance": provenance_of(reports),
         "models": list(reports),
         "glossary": glossary_of(measured),
+        "known": linked(measured, skeletons_of(reports)),
         "groups": GROUPS,
         "marks": MARKS,
         "verdicts": VERDICTS,

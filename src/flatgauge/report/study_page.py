@@ -16,7 +16,7 @@ from flatgauge.report.frame_table import (
     frame_contents,
     frame_table,
 )
-from flatgauge.report.glossary import glossary_of
+from flatgauge.report.glossary import glossary_of, linked
 from flatgauge.report.rendering import check_drawable, choice_contents, drawn_contents, rendered
 from flatgauge.report.study_headline import study_headline
 from flatgauge.report.study_numbers import (
@@ -56,6 +56,7 @@ def write_study_page(
     factors: Sequence[str] = (),
     summary: Sequence[str] = (),
     facts: Mapping[str, str] = {},
+    skeletons: Mapping[str, str] = {},
     rescaled: pd.DataFrame | None = None,
     before_after: pd.DataFrame | None = None,
     layers: pd.DataFrame | None = None,
@@ -83,6 +84,7 @@ def write_study_page(
         factors: The columns of `frame` that vary by design.
         summary: What was run and what came out, in sentences for the top of the page.
         facts: Where the numbers come from: data, seeds, software, ...
+        skeletons: Of the measures of basis paths, by measure.
         rescaled: As `frame`, after every network was randomly rescaled.
         before_after: One row per measure: ``before``, ``after``, with ``_low`` and ``_high``,
             and other columns of numbers.
@@ -135,6 +137,7 @@ def write_study_page(
         "provenance": {fact: {"this study": told} for fact, told in facts.items()},
         "models": ["this study"],
         "glossary": glossary_of(measures),
+        "known": linked(measures, skeletons),
         "groups": GROUPS,
         "marks": {},
         "words": statistics_words(str(column) for column in shown),

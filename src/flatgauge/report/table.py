@@ -10,7 +10,7 @@ from flatgauge.measures import registry
 from flatgauge.report.run import Facts
 
 #: Options that are always shown: a value means nothing without them.
-RADII = ("epsilon", "rho", "sigma", "lam")
+ALWAYS_SHOWN = ("epsilon", "rho", "sigma", "lam", "skeleton")
 
 #: Said below what holds only part of what was asked for.
 UNFINISHED = "interrupted: not everything that was asked for is here"
@@ -73,18 +73,18 @@ def rows(estimates: Mapping[str, Estimate]) -> list[tuple[str, ...]]:
 
 
 def labelled(name: str, estimate: Estimate) -> str:
-    """A measure's name with its radius or noise, and settings that are not its defaults."""
+    """A measure's name with its radius, noise or skeleton, and settings that are not defaults."""
     changed = shown_options(name, estimate)
     return f"{name} ({', '.join(changed)})" if changed else name
 
 
 def shown_options(name: str, estimate: Estimate) -> list[str]:
-    """A measure's radius or noise, and its settings that are not its defaults."""
+    """A measure's radius, noise or skeleton, and its settings that are not its defaults."""
     defaults = registry[name].options if name in registry else {}
     return [
         f"{key}={value:.6g}" if isinstance(value, float) else f"{key}={value}"
         for key, value in estimate.options.items()
-        if key in RADII or (key in defaults and value != defaults[key])
+        if key in ALWAYS_SHOWN or (key in defaults and value != defaults[key])
     ]
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from flatgauge.asking import wanted_of
 from flatgauge.landscaping import Landscapes, landscape
 from flatgauge.report.frame_table import NamedTable
 from flatgauge.report.study_page import write_study_page
@@ -67,6 +68,11 @@ def write_findings(findings: Findings, path: str | Path, *, command: str | None 
         question=study.question or f"Which measures follow the {study.target.replace('_', ' ')}?",
         summary=run_words(findings),
         facts=_facts(findings),
+        skeletons={
+            item.name: options.get("skeleton", item.options["skeleton"])
+            for item, options in wanted_of(study.measures)
+            if "skeleton" in item.options
+        },
         frame=frame,
         correlations=findings.correlations,
         target=study.target,
