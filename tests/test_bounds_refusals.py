@@ -81,6 +81,7 @@ def test_a_model_without_layers_is_refused():
         ({"only": "pac"}, "the bounds are normalized, basis paths, theorem 5.1"),
         ({"skeleton": "weakest"}, "`skeleton='weakest'` is unknown"),
         ({"surrogate": "hinge"}, "`surrogate='hinge'` is unknown"),
+        ({"prior": "wide"}, "`prior='wide'` is unknown; use 'paper'"),
         ({"epsilon": -1.0}, "`epsilon=-1.0` must be"),
     ],
 )

@@ -43,12 +43,12 @@ def linear() -> LossSurface:
 def test_second_order_is_all_there_is_for_a_quadratic_loss(lam):
     surface = linear()
     found = normalized_sharpness_direct(
-        surface, surrogate=None, lam=lam, pairs=400, generator=seeded()
+        surface, surrogate=None, lam=lam, pairs=200, generator=seeded()
     )
     second = normalized_sharpness(surface, surrogate=None).value / (2 * math.sqrt(lam))
     assert found.details["second order"] == pytest.approx(second, rel=1e-12)
     assert abs(found.value - second) < 4 * found.stderr + 0.02 * second
-    assert found.stderr < 0.1 * second
+    assert found.stderr < 0.15 * second
 
 
 def test_expectation_is_the_definition():
@@ -57,7 +57,7 @@ def test_expectation_is_the_definition():
 
     lam, weight = 50.0, 2.0
     found = normalized_sharpness_direct(
-        linear_regression(weight), surrogate=None, lam=lam, steps=0, pairs=3000, generator=seeded()
+        linear_regression(weight), surrogate=None, lam=lam, steps=0, pairs=1000, generator=seeded()
     )
     best = 2 * math.sqrt(9 * weight**2 / (2 * lam))  # the smallest 9 v + w² / (2 λ v)
     assert found.details["second order"] == pytest.approx(best)
@@ -74,13 +74,72 @@ def test_small_noise_meets_second_order_at_a_minimum():
     assert found.stderr < 0.1 * found.value
 
 
-def test_the_search_finds_better_scales_where_second_order_is_not_enough():
-    surface = trained().surface()
-    options = {"surrogate": None, "lam": 10.0, "pairs": 64}
-    start = normalized_sharpness_direct(surface, steps=0, generator=seeded(), **options)
-    found = normalized_sharpness_direct(surface, steps=60, generator=seeded(), **options)
-    assert found.details["gain of the search"] > 0
-    assert found.value < start.value + 3 * math.hypot(found.stderr, start.stderr)
+def literal_minimum(case: Case, lam: float, steps: int = 1500) -> tuple[float, float]:
+    """Equation (62) by autograd on the logarithms of all scales, from small noise; with error."""
+    layers = [m for m in case.model if isinstance(m, nn.Linear)]
+    weights = [layer.weight.detach() for layer in layers]
+    rows = [torch.full((len(w), 1), -3.0).double().requires_grad_() for w in weights]
+    columns = [torch.zeros(1, w.shape[1]).double().requires_grad_() for w in weights]
+    names = [n for n, p in case.model.named_parameters() if p.dim() > 1]
+    source = seeded(7)
+
+    def value() -> tuple[torch.Tensor, torch.Tensor]:
+        scales = [(r + c).exp() for r, c in zip(rows, columns, strict=True)]
+        noise = [s * torch.randn(s.shape, generator=source).double() for s in scales]
+        ends = []
+        for sign in (1, -1):
+            moved = {n: w + sign * e for n, w, e in zip(names, weights, noise, strict=True)}
+            output = torch.func.functional_call(case.model, moved, (case.inputs,))
+            ends.append(case.torch_loss(output, case.targets))
+        terms = [(w / s).square().sum() for w, s in zip(weights, scales, strict=True)]
+        return sum(ends) / 2, sum(terms) / (2 * lam)
+
+    descent = torch.optim.Adam([*rows, *columns], lr=0.05)
+    for step in range(steps):
+        descent.zero_grad()
+        sum(value()).backward()
+        descent.param_groups[0]["lr"] = 0.05 * (1 - step / steps)
+        descent.step()
+    with torch.no_grad():
+        origin = case.torch_loss(case.model(case.inputs), case.targets)
+        draws = torch.stack([sum(value()) - origin for _ in range(300)])
+    return float(draws.mean()), float(draws.std()) / math.sqrt(300)
+
+
+def test_the_value_is_the_minimum_where_second_order_is_not_enough():
+    case = trained()
+    options = {"surrogate": None, "lam": 10.0, "pairs": 100}
+    found = normalized_sharpness_direct(case.surface(), steps=400, generator=seeded(), **options)
+    start = normalized_sharpness_direct(case.surface(), steps=0, generator=seeded(), **options)
+    right, error = literal_minimum(case, 10.0)
+    assert found.converged
+    assert found.notes == ()
+    assert abs(found.value - right) < 0.05 * right + 3 * math.hypot(found.stderr, error)
+    assert start.value > 1.2 * right  # The best scales to second order are far from the best.
+
+
+@pytest.mark.parametrize("steps", [0, 20])
+def test_what_was_not_searched_long_enough_has_not_converged(steps):
+    found = normalized_sharpness_direct(
+        trained().surface(), surrogate=None, lam=10.0, steps=steps, generator=seeded()
+    )
+    assert not found.converged
+    assert any(note.startswith("not minimised") for note in found.notes)
+
+
+def test_a_small_lambda_has_its_minimum_at_infinite_noise():
+    """The normalized loss is bounded, so that nothing is better than noise without a penalty."""
+    case = build("mlp")
+    labels = case.model(case.inputs).argmax(1)  # Its own: noise can only make it worse.
+    surface = replace(case, targets=labels).surface()
+    found = normalized_sharpness_direct(surface, lam=1e-2, generator=seeded())
+    assert found.converged
+    assert any("the minimum lies at infinite noise" in note for note in found.notes)
+    assert found.details["penalty"] < 0.01
+    assert abs(found.value - found.details["pure noise"]) < 5 * found.stderr + 0.01
+    assert found.details["second order"] > found.details["pure noise"]
+    large = normalized_sharpness_direct(surface, lam=1e8, generator=seeded())
+    assert not any("noise that drowns" in note for note in large.notes)
 
 
 def test_powers_of_two_change_no_bit():
@@ -116,7 +175,7 @@ def test_what_costs_nothing_gets_no_noise():
 
 def test_a_point_that_is_no_minimum_is_told():
     found = normalized_sharpness_direct(
-        build("gelu").surface(), lam=1e2, steps=40, pairs=8, generator=seeded()
+        build("gelu").surface(), lam=1e2, steps=50, pairs=8, generator=seeded()
     )
     assert any("the loss falls under the noise" in note for note in found.notes)
 
@@ -135,6 +194,7 @@ def test_noise_does_not_depend_on_what_was_measured_before():
     ("options", "message"),
     [
         ({"lam": 0.0}, r"`lam=0.0` must be a positive"),
+        ({"tolerance": 0.0}, r"`tolerance=0.0` must lie between 0 and 1"),
         ({"steps": -1}, r"`steps=-1` must be a whole number"),
         ({"pairs": 1}, r"`pairs=1` gives no standard error"),
         ({"surrogate": "hinge"}, r"`surrogate='hinge'` is unknown"),

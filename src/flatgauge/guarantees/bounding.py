@@ -12,7 +12,7 @@ from torch import Generator
 from flatgauge.curvature.surrogate import SURROGATES
 from flatgauge.estimators.probes import branches
 from flatgauge.graph import UnsupportedGraphError
-from flatgauge.guarantees.normalized import normalized_bound
+from flatgauge.guarantees.normalized import PRIORS, normalized_bound
 from flatgauge.guarantees.path_bound import path_bound
 from flatgauge.guarantees.scales import FEWEST_BITS, MOST_BITS
 from flatgauge.guarantees.setting import Setting
@@ -43,6 +43,7 @@ def bounds(
     bits: int = 8,
     frozen: str = "told",
     surrogate: str | None = NORMALIZED,
+    prior: str = "paper",
     skeleton: str = "strongest",
     epsilon: float | None = None,
     seed: int = 0,
@@ -66,6 +67,9 @@ def bounds(
         frozen: Whether frozen parameters are ``"told"``, and cost their bits, or were ``"given"``
             before the data were seen (a pretrained part, trained on other data).
         surrogate: The loss whose curvature shapes the noise; None for the surface's own.
+        prior: Of ``"normalized"``: ``"paper"`` for one as wide as the noise, ``"optimal"`` for the
+            width that makes the divergence smallest, at the price of one more scale per layer.
+            The table has both divergences.
         skeleton: Of the basis paths, ``"strongest"`` or ``"diagonal"``.
         epsilon: How far basis paths move in theorem 5.1; None for a hundredth of the smallest
             |u_b|.
@@ -96,7 +100,7 @@ def bounds(
     """
     wanted = _wanted(surface, only)
     _check_numbers(delta, epsilon, draws=draws, bits=bits, seed=seed)
-    _check_choices(frozen=frozen, surrogate=surrogate, skeleton=skeleton)
+    _check_choices(frozen=frozen, surrogate=surrogate, prior=prior, skeleton=skeleton)
     source = branches(Generator().manual_seed(seed))
     setting: Setting | None = None
     if set(wanted) & {"normalized", "basis paths"}:
@@ -109,7 +113,9 @@ def bounds(
         assert setting is not None
         if name == "basis paths":
             return path_bound(setting, skeleton=skeleton, frozen=frozen)
-        return normalized_bound(setting, bits=bits, frozen=frozen, surrogate=surrogate)
+        return normalized_bound(
+            setting, bits=bits, frozen=frozen, surrogate=surrogate, prior=prior
+        )
 
     def attempted(name: str) -> list[Term]:
         return surface.processes.attempt(name, partial(compute, name))
@@ -174,7 +180,7 @@ def _check_numbers(delta: float, epsilon: float | None, **whole: int) -> None:
             raise ValueError(f"`{name}={value!r}` must be a whole number from {least} to {most}.")
 
 
-def _check_choices(*, frozen: str, surrogate: str | None, skeleton: str) -> None:
+def _check_choices(*, frozen: str, surrogate: str | None, prior: str, skeleton: str) -> None:
     """Refuse names that mean nothing."""
     if frozen not in FROZEN:
         raise ValueError(
@@ -186,5 +192,10 @@ def _check_choices(*, frozen: str, surrogate: str | None, skeleton: str) -> None
         raise ValueError(
             f"`surrogate={surrogate!r}` is unknown; use {known}, or None for the surface's own "
             "loss."
+        )
+    if prior not in PRIORS:
+        raise ValueError(
+            f"`prior={prior!r}` is unknown; use 'paper' (as wide as the noise) or 'optimal' (as "
+            "wide as makes the divergence smallest)."
         )
     check_skeleton(skeleton)

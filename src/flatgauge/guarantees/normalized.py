@@ -20,8 +20,24 @@ from flatgauge.guarantees.told import Told, told_outright
 from flatgauge.guarantees.zero_one import NORMALIZED
 from flatgauge.surface import LossSurface
 
+#: The priors: as wide as the noise, as published, or as wide as makes the divergence smallest.
+PRIORS = ("paper", "optimal")
+
 #: Draws per λ, from which the best λ is guessed; the bound itself takes fresh ones.
 _PILOT = 8
+
+
+_FORMULAS = {"paper": "Σ W²/(2σ²)", "optimal": "Σ_l ½ n_l (ln τ_l + (1 + m_l)/τ_l − 1)"}
+
+_PRIOR_NOTES = {
+    "paper": "σ_P = σ, as published: the prior is as wide as the noise",
+    "optimal": "σ_P² = τ_l σ², τ_l next to 1 + (mean of W²/σ² over layer l), which makes it smallest",
+}
+
+_SCALE_NOTES = {
+    "paper": "rows and columns of all layers",
+    "optimal": "rows and columns of all layers, and one τ_l for each layer",
+}
 
 
 @dataclass(frozen=True)
@@ -54,13 +70,13 @@ def lambda_grid(samples: int) -> list[float]:
 
 
 def normalized_bound(
-    setting: Setting, *, bits: int, frozen: str, surrogate: str | None
+    setting: Setting, *, bits: int, frozen: str, surrogate: str | None, prior: str
 ) -> list[Term]:
     r"""Bound the 0-1 error of the network under noise, with every term apart.
 
     Definition:
         .. math:: L_D(Q) \le L_S(Q) + \frac{1}{\lambda} \Big(
-                  \sum \frac{W^2}{2 \sigma^2} + (\text{scales} \cdot \text{bits} + \text{told})
+                  \mathrm{KL} + (\text{scales} \cdot \text{bits} + \text{told})
                   \ln 2 + \ln \frac{|\Lambda|}{\delta'} + \frac{\lambda^2}{2m} \Big)
 
     Args:
@@ -68,6 +84,7 @@ def normalized_bound(
         bits: Of the hyperprior, per scale.
         frozen: What frozen parameters count as.
         surrogate: The loss whose curvature shapes the noise.
+        prior: One of `PRIORS`.
 
     Returns:
         The terms.
@@ -88,12 +105,12 @@ def normalized_bound(
     noise = {name: noise_of(block) for name, block in blocks.layers.items()}
     told = told_outright(surface, noise, frozen)
     grid = lambda_grid(samples)
-    candidates = [_candidate(lam, grid, setting, noise, told, bits) for lam in grid]
+    candidates = [_candidate(lam, grid, setting, noise, told, bits, prior) for lam in grid]
     best = _best(setting, candidates)
     points = _points(surface, best.noise, setting.source("networks"))
     errors, seen = setting.errors(points)
     notes = _noise_notes(noise, best, shaped_by, surrogate, all(b.exact for b in blocks.values()))
-    terms = [*_facts(setting, best, grid, noise, told, bits, notes)]
+    terms = [*_facts(setting, best, grid, noise, told, bits, prior, notes)]
     terms += [*_errors(setting, errors), *best.terms]
     whole = total(terms)
     terms.append(Term("L_D(Q) at most", whole, note=f"{setting.confidence}; {ASSUMED}"))
@@ -119,16 +136,17 @@ def _candidate(
     noise: dict[str, Noise],
     told: Told,
     bits: int,
+    prior: str,
 ) -> _Candidate:
     """What is known of the bound for one λ before networks are drawn."""
     # Best scales for λ = 1/2 are found; for other λ all variances change alike (eq. 17).
     variances = {n: layer.rounded(1 / math.sqrt(2 * lam), bits) for n, layer in noise.items()}
-    weights = math.fsum(layer.divergence for layer in variances.values())
-    scales = sum(layer.count for layer in noise.values()) * bits * math.log(2)
+    weights = _divergence(variances, bits, prior)
+    scales = _scales(noise, prior) * bits * math.log(2)
     named = told.bits * math.log(2)
     half = setting.delta / 2
     terms = (
-        Term("(B) weights / λ", weights / lam, part=True, note="Σ W²/(2σ²) / λ"),
+        Term("(B) weights / λ", weights / lam, part=True, note=f"{_FORMULAS[prior]} / λ"),
         Term("(B) scales / λ", scales / lam, part=True, note="scales × bits × ln 2 / λ"),
         Term("(B) told outright / λ", named / lam, part=True, note=f"{told.note}: without noise"),
         Term(
@@ -148,6 +166,20 @@ def _candidate(
         ),
     )
     return _Candidate(lam, variances, terms)
+
+
+def _divergence(noise: dict[str, Variances], bits: int, prior: str) -> float:
+    """KL of the noisy weights from a prior, without the price of naming its scales."""
+    layers = noise.values()
+    if prior == "paper":
+        return math.fsum(layer.divergence for layer in layers)
+    return math.fsum(layer.widened(bits) for layer in layers)
+
+
+def _scales(noise: dict[str, Noise], prior: str) -> int:
+    """How many scales the prior is named by."""
+    rows_and_columns = sum(layer.count for layer in noise.values())
+    return rows_and_columns + (len(noise) if prior == "optimal" else 0)
 
 
 def _best(setting: Setting, candidates: list[_Candidate]) -> _Candidate:
@@ -208,18 +240,26 @@ def _facts(
     noise: dict[str, Noise],
     told: Told,
     bits: int,
+    prior: str,
     notes: str,
 ) -> list[Term]:
     """What the terms are made of."""
-    weights = math.fsum(layer.divergence for layer in best.noise.values())
-    count = sum(layer.count for layer in noise.values())
+    count = _scales(noise, prior)
     inside = f"one of {len(grid)} from {grid[0]:.4g} to {grid[-1]:.4g}"
     hyperprior = f"uniform over {2**bits} variances evenly spaced in logarithm, 2^-128 to 2^128"
     return [
         Term("m", setting.data.samples, note="training samples with a label"),
         Term("λ", best.lam, note=inside),
-        Term("KL of the weights", weights, note=notes),
-        Term("scales", count, note="rows and columns of all layers"),
+        Term(
+            "KL of the weights",
+            _divergence(best.noise, bits, prior),
+            note=f"under `prior={prior!r}`; {notes}",
+        ),
+        *(
+            Term(f"KL of the weights, prior {kind}", _divergence(best.noise, bits, kind), note=text)
+            for kind, text in _PRIOR_NOTES.items()
+        ),
+        Term("scales", count, note=_SCALE_NOTES[prior]),
         Term("bits per scale", bits, note=f"hyperprior: {hyperprior}"),
         Term("numbers told outright", told.numbers, note=told.note),
     ]

@@ -78,6 +78,31 @@ class Variances:
     divergence: float
     clipped: int
 
+    @property
+    def weights(self) -> int:
+        """The number of weights."""
+        return math.prod(self.layer.shape)
+
+    def widened(self, bits: int) -> float:
+        r"""KL of the weights under this noise from zero under wider noise, the best there is.
+
+        With a prior of variances τ σ², one τ for the layer, and m the mean of W² / σ² over its n
+        weights, the divergence is ½ n (ln τ + (1 + m) / τ − 1). It is smallest at τ = 1 + m; where
+        all σ are one number, that is σ_P² = σ² + ‖W‖² / n. Here τ − 1 comes from the finite set.
+
+        Args:
+            bits: The size of the set.
+
+        Returns:
+            The divergence, without the price of naming τ.
+        """
+        mean = 2 * self.divergence / self.weights
+        if not mean:
+            return 0.0  # The least of the set is as good as τ = 1.
+        over = float(on_grid(np.array([mean]), bits)[0][0])
+        # ln τ − 1 + 1 / τ loses its digits where τ is next to one.
+        return self.weights / 2 * (math.log1p(over) + (mean - over) / (1 + over))
+
     def deviations(self) -> Tensor:
         """The standard deviation of every weight, of the parameter's shape."""
         roots = torch.from_numpy(np.sqrt(self.values))

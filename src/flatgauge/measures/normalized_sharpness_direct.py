@@ -27,10 +27,16 @@ _RATE = 0.1
 _STAGE = 50
 
 #: Powers of four by which all variances are multiplied before the search, and pairs for each.
-_FACTORS, _FEW = range(-6, 3), 4
+_FACTORS, _FACTOR_PAIRS = range(-6, 3), 4
+
+#: Most pairs that decide whether pure noise is better than what was found.
+_FEW_PAIRS = 16
 
 #: How much smaller than the noise the squared weights are where noise is all there is.
 _DROWNED = 2.0**-10
+
+#: From this part of what pure noise gives on, a value says little about the weights.
+_NEAR = 0.8
 
 #: Changes of the logarithms of scales, by layer: of rows, and of columns.
 Changes = dict[str, tuple[Tensor, Tensor]]
@@ -54,7 +60,7 @@ def normalized_sharpness_direct(
     lam: float = 1e4,
     surrogate: str | None = "normalized_cross_entropy",
     layers: str | Sequence[str] | None = None,
-    steps: int = 800,
+    steps: int = 200,
     tolerance: float = 0.02,
     pairs: int = 16,
     probes: int = DEFAULT_PROBES,
@@ -101,7 +107,8 @@ def normalized_sharpness_direct(
         steps: Most steps of the search for better scales than the best to second order; 0 for
             none, and then nothing is minimised.
         tolerance: The search has converged when a stage, which is as long as all before it
-            together, lowers the value by less than this part of it.
+            together, lowers the value by less than this part of it, or by less than the error
+            with which that is seen on the same noise.
         pairs: Number of antithetic pairs for the value, at least 2.
         probes: Hessian products for the start, of layers that cannot be swept.
         generator: Source of randomness, required.
@@ -146,7 +153,8 @@ def normalized_sharpness_direct(
     shaken, second_order = _start(under, blocks, select(blocks.layers, layers), lam)
     found = _minimise(shaken, steps, tolerance, pairs, noise)
     drowned = shaken.drowned()
-    with_noise, best = shaken.values([drowned, found.changes], pairs, noise("noise"))
+    few = min(pairs, _FEW_PAIRS)
+    with_noise, best = shaken.values([drowned, found.changes], few, noise("noise"))
     degenerate = bool(with_noise.mean() < best.mean())
     changes = drowned if degenerate else found.changes
     (draws,) = shaken.values([changes], pairs, noise("value"))
@@ -154,9 +162,8 @@ def normalized_sharpness_direct(
         "second order": second_order,
         "penalty": shaken.penalty(changes),
         "pure noise": float(with_noise.mean()) - shaken.penalty(drowned),
-        "last gain": found.gain,
         "steps": float(found.steps),
-    }
+    } | ({"last gain": found.gain} if found.steps else {})
     options: dict[str, object] = {"lam": lam, "surrogate": surrogate, "steps": steps}
     options |= {"tolerance": tolerance, "pairs": pairs}
     options |= {} if layers is None else {"layers": layers}
@@ -165,8 +172,15 @@ def normalized_sharpness_direct(
         return Estimate(math.inf, converged=False, details=details, options=options, notes=(note,))
     value, stderr = float(draws.mean()), float(draws.std()) / math.sqrt(pairs)
     notes = [*caveats(surface, surrogate), *_remarks(found, degenerate=degenerate)]
-    if not degenerate and value - details["penalty"] < -2 * stderr:
-        notes.append("the loss falls under the noise: the point is no minimum")
+    if not degenerate and value > _NEAR * details["pure noise"]:
+        notes.append(
+            f"noise that drowns the weights gives {details['pure noise']:.3g}, hardly more: `lam` "
+            "is so small that the value says little about flatness; take a larger one"
+        )
+    if value - details["penalty"] < -2 * stderr:
+        notes.append(
+            "the loss falls under the noise: the point is no minimum, and the search ended there"
+        )
     return Estimate(
         value,
         stderr=stderr,
@@ -201,27 +215,35 @@ def _minimise(
     pairs: int,
     noise: Callable[[str], Generator],
 ) -> _Found:
-    """Search in stages, each as long as all before it, until one gains next to nothing."""
-    best, gain, converged = shaken.unchanged(), math.nan, False
+    """Search in stages, each as long as all before it, until one gains next to nothing.
+
+    Where noise lowers the loss, the point is no minimum, and the search would go on to train the
+    network by noise: it ends there.
+    """
+    best, gain, converged = shaken.unchanged(), 0.0, False
     if not steps:
         return _Found(best, gain, converged, 0)
     scaled = [shaken.multiplied(4.0**power) for power in _FACTORS]
-    tried = shaken.values(scaled, _FEW, noise("factor"))
+    tried = shaken.values(scaled, _FACTOR_PAIRS, noise("factor"))
     means = [float(draws.mean()) for draws in tried]
     best = scaled[min(range(len(means)), key=lambda place: _ordered(means[place]))]
     search, choice = noise("search"), noise("choice")
-    taken, length = 0, _STAGE
-    while taken < steps and not converged:
+    taken, length, falls = 0, _STAGE, False
+    while taken < steps and not converged and not falls:
         length = min(length, steps - taken)
         moved = shaken.searched(best, length, search)
         first, last = shaken.values([best, moved], pairs, choice)
         taken += length
-        difference = float(first.mean() - last.mean())
-        if math.isfinite(float(last.mean())) and not difference <= 0:
+        differences = first - last
+        gain = max(float(differences.mean()), 0.0) if last.isfinite().all() else 0.0
+        if gain > 0:
             best, first = moved, last
-        gain = max(difference, 0.0) if math.isfinite(difference) else 0.0
+        penalty = shaken.penalty(best)
+        rise, error = float(first.mean()) - penalty, float(first.std()) / math.sqrt(pairs)
+        falls = rise < -2 * error
+        seen = float(differences.std()) / math.sqrt(pairs)
         # A stage that is shorter than the first could not have gone far.
-        converged = length >= _STAGE and gain <= tolerance * abs(float(first.mean()))
+        converged = length >= _STAGE and gain <= max(tolerance * (abs(rise) + penalty), seen)
         length = taken
     return _Found(best, gain, converged, taken)
 
