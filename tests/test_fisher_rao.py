@@ -74,7 +74,7 @@ def test_without_biases_liangs_norm_is_a_function_of_the_outputs(depth):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(depth)
         parts = [[nn.Linear(4, 4, bias=False), nn.ReLU()] for _ in range(depth)]
-        model = nn.Sequential(*sum(parts, [])[:-1]).double()
+        model = nn.Sequential(*[module for pair in parts for module in pair][:-1]).double()
         inputs, targets = torch.randn(9, 4).double(), torch.arange(9) % 4
     outputs = model(inputs).detach()
     slopes = outputs.softmax(1) - F.one_hot(targets, 4)

@@ -15,7 +15,7 @@ def chain(*, bias: bool, depth: int = 3) -> LossSurface:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         parts = [[nn.Linear(4, 4, bias=bias), nn.ReLU()] for _ in range(depth)]
-        model = nn.Sequential(*sum(parts, [])[:-1]).double()
+        model = nn.Sequential(*[module for pair in parts for module in pair][:-1]).double()
         data = torch.randn(20, 4).double(), torch.arange(20) % 4
     return LossSurface(model, "cross_entropy", data)
 

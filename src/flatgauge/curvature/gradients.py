@@ -123,8 +123,18 @@ def _per_sample(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Sample by sample: many at once where the model can be vectorised, else one by one.
 
-    Returns the samples' weights in the mean (n,), what makes of a slope that of weight times
-    own mean loss (n,), and the summaries of values times slopes (n, names).
+    Args:
+        surface: Where to measure.
+        names: The parameters.
+        chunk: Most samples at once.
+        summary: What to keep of a parameter's values times slopes.
+
+    Returns:
+        The samples' weights in the mean (n,), what makes of a slope that of weight times own mean
+        loss (n,), and the summaries (n, names).
+
+    Raises:
+        ValueError: If the batches cannot be taken apart into samples.
     """
     subject, objective = surface.subject, surface.objective
     size = sum(subject.state[name].numel() for name in names) * surface.dtype.itemsize
@@ -183,9 +193,7 @@ def _sums_of_many(
     return found.detach()
 
 
-def _sums_of_one(
-    surface: LossSurface, row: Batch, names: list[str], summary: _Summary
-) -> Tensor:
+def _sums_of_one(surface: LossSurface, row: Batch, names: list[str], summary: _Summary) -> Tensor:
     """A summary of θ ∂ℓ of one sample, by parameter (names,)."""
     subject, loss = surface.subject, surface.objective.loss
     point = dict(zip(subject.names, subject.leaves, strict=True))

@@ -113,9 +113,7 @@ def bounds(
         assert setting is not None
         if name == "basis paths":
             return path_bound(setting, skeleton=skeleton, frozen=frozen)
-        return normalized_bound(
-            setting, bits=bits, frozen=frozen, surrogate=surrogate, prior=prior
-        )
+        return normalized_bound(setting, bits=bits, frozen=frozen, surrogate=surrogate, prior=prior)
 
     def attempted(name: str) -> list[Term]:
         return surface.processes.attempt(name, partial(compute, name))

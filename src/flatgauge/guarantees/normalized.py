@@ -31,7 +31,7 @@ _FORMULAS = {"paper": "Σ W²/(2σ²)", "optimal": "Σ_l ½ n_l (ln τ_l + (1 + 
 
 _PRIOR_NOTES = {
     "paper": "σ_P = σ, as published: the prior is as wide as the noise",
-    "optimal": "σ_P² = τ_l σ², τ_l next to 1 + (mean of W²/σ² over layer l), which makes it smallest",
+    "optimal": "σ_P² = τ_l σ² with τ_l next to 1 + mean of W²/σ² over the layer: the smallest",
 }
 
 _SCALE_NOTES = {

@@ -219,6 +219,16 @@ def _minimise(
 
     Where noise lowers the loss, the point is no minimum, and the search would go on to train the
     network by noise: it ends there.
+
+    Args:
+        shaken: What is under noise.
+        steps: The most to take.
+        tolerance: What part of the value is next to nothing.
+        pairs: Of noise, to compare scales by.
+        noise: Gives a source of randomness for a purpose.
+
+    Returns:
+        The best scales found.
     """
     best, gain, converged = shaken.unchanged(), 0.0, False
     if not steps:
