@@ -134,9 +134,8 @@ def test_a_small_lambda_has_its_minimum_at_infinite_noise():
     surface = replace(case, targets=labels).surface()
     found = normalized_sharpness_direct(surface, lam=1e-2, generator=seeded())
     assert found.converged
-    assert any("the minimum lies at infinite noise" in note for note in found.notes)
-    assert found.details["penalty"] < 0.01
-    assert abs(found.value - found.details["pure noise"]) < 5 * found.stderr + 0.01
+    assert any("at or near infinite noise and says nothing" in note for note in found.notes)
+    assert abs(found.value - found.details["pure noise"]) < 0.25 * found.details["pure noise"]
     assert found.details["second order"] > found.details["pure noise"]
     large = normalized_sharpness_direct(surface, lam=1e8, generator=seeded())
     assert not any("noise that drowns" in note for note in large.notes)

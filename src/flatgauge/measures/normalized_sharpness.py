@@ -276,7 +276,9 @@ def _with_biases(blocks: Blocks, names: Sequence[str]) -> list[str]:
     for name in names:
         layer = layers[name].layer
         assert layer is not None
-        found |= {one: None for one in (name, layer.bias) if one in blocks}
+        found[name] = None
+        if layer.bias is not None and layer.bias in blocks:
+            found[layer.bias] = None
     return list(found)
 
 

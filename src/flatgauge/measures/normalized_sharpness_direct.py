@@ -171,12 +171,15 @@ def normalized_sharpness_direct(
         note = "the loss overflows under the noise; take a larger `lam`"
         return Estimate(math.inf, converged=False, details=details, options=options, notes=(note,))
     value, stderr = float(draws.mean()), float(draws.std()) / math.sqrt(pairs)
-    notes = [*caveats(surface, surrogate), *_remarks(found, degenerate=degenerate)]
-    if not degenerate and value > _NEAR * details["pure noise"]:
+    notes = caveats(surface, surrogate)
+    if degenerate or value > _NEAR * details["pure noise"]:
         notes.append(
-            f"noise that drowns the weights gives {details['pure noise']:.3g}, hardly more: `lam` "
-            "is so small that the value says little about flatness; take a larger one"
+            "`lam` is too small: noise that drowns the weights costs no penalty and gives "
+            f"{details['pure noise']:.3g}, so that the minimum lies at or near infinite noise and "
+            "says nothing about flatness; take a larger one"
         )
+    if not degenerate:
+        notes += _remarks(found)
     if value - details["penalty"] < -2 * stderr:
         notes.append(
             "the loss falls under the noise: the point is no minimum, and the search ended there"
@@ -263,13 +266,8 @@ def _ordered(number: float) -> float:
     return math.inf if math.isnan(number) else number
 
 
-def _remarks(found: _Found, *, degenerate: bool) -> list[str]:
-    """What the reader must know of the minimum."""
-    if degenerate:
-        return [
-            "λ is too small: no scales are better than noise that drowns the weights, so that the "
-            "minimum lies at infinite noise and says nothing about flatness; take a larger `lam`"
-        ]
+def _remarks(found: _Found) -> list[str]:
+    """Why the search has not come to a minimum, if it has not."""
     if not found.steps:
         return ["not minimised (`steps=0`): the value at the best scales to second order"]
     if not found.converged:
