@@ -86,6 +86,7 @@ def fisher_rao_norm(surface: LossSurface, *, parameters: str = "all") -> Estimat
     paper="Liang et al. 2019, Definition 2",
     geometry="along the weights themselves",
     functional="squared slope of every sample",
+    kind="capacity",
     invariant_to={"layerwise", "nodewise", "rows", "permutation", "branches"},
     cost="the gradients of single samples: about 3 gradients",
 )
