@@ -212,7 +212,7 @@ def test_demo_is_the_whole_job(tmp_path):
     )
     assert "(largest change of any output: 0)" in classical
     assert float(re.search(r"([\d,]+) times as much", classical)[1].replace(",", "")) > 1000
-    assert re.search(r"17 of 32 measures, among them rho_sum, normalized_sharpness", still)
+    assert re.search(r"18 of 33 measures, among them rho_sum, normalized_sharpness", still)
     assert re.fullmatch(r"Certificate: passed, (\d+) of \1 claims .*", certificate)
     assert place == f"report: {tmp_path / 'demo.html'}"
     text = (tmp_path / "demo.html").read_text()
