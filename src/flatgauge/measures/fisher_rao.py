@@ -87,7 +87,7 @@ def fisher_rao_norm(surface: LossSurface, *, parameters: str = "all") -> Estimat
     geometry="along the weights themselves",
     functional="squared slope of every sample",
     kind="capacity",
-    invariant_to={"layerwise", "nodewise", "rows", "permutation", "branches"},
+    invariant_to={"layerwise", "nodewise", "rows", "permutation", "output_shift", "branches"},
     cost="the gradients of single samples: about 3 gradients",
 )
 def fisher_rao_norm_liang(surface: LossSurface, *, parameters: str = "all") -> Estimate:
@@ -105,9 +105,10 @@ def fisher_rao_norm_liang(surface: LossSurface, *, parameters: str = "all") -> E
         Theorem 3.1), and so a function of the outputs alone.
 
     Invariance:
-        layerwise, nodewise, rows, permutation, branches. A weight times c has derivatives over c;
-        moving weight between parallel branches moves their slopes along. Shifting the outputs
-        changes the last bias and so the value.
+        layerwise, nodewise, rows, permutation, output_shift, branches. A weight times c has
+        derivatives over c; moving weight between parallel branches moves their slopes along; a
+        shift of all outputs moves the last bias in a direction without slope, as it leaves the
+        loss as it is.
 
     Cost:
         The gradient of every sample, many at once. Exact for every model.
