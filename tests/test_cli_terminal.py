@@ -102,7 +102,7 @@ def test_what_is_completed_is_what_there_is():
     assert (tuple(STUDIES), PRESETS) == (completion.STUDIES, completion.PRESETS)
     assert completion.ENGINES == ENGINES
     assert completion.PARTS == PARTS
-    assert sorted({*NAMED, "output"}) == sorted(completion.LOSSES)
+    assert sorted({*NAMED, "output", "auto"}) == sorted(completion.LOSSES)
     assert completion.complete_data("./") == []
 
 
