@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -12,6 +15,8 @@ import flatgauge as fg
 from flatgauge import LossSurface, evaluation
 from flatgauge.evaluation import Evaluator
 from flatgauge.examples import bowl
+from flatgauge.landscaping import record
+from flatgauge.landscaping.record import Record
 
 
 def surface(**options) -> LossSurface:
@@ -210,3 +215,22 @@ def test_a_home_folder_and_long_names(tmp_path, monkeypatch):
     name = "a" * 250 + ".npz"
     fg.landscape(bowl([1.0]), space="weights", dims=1, points=3, save=f"~/{name}")
     assert [file.name for file in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no disk that is always full")
+def test_a_device_is_not_read():
+    with pytest.raises(OSError, match="`/dev/full` cannot be written: the disk is full"):
+        Record("/dev/full", {}, (2,), 1)
+
+
+def test_a_full_disk_half_way_ends_nothing(tmp_path, monkeypatch):
+    def refuse(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(record, "_PAUSE", -1.0)
+    with Record(tmp_path / "x.npz", {}, (2,), 1) as kept:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", refuse)
+            kept.keep()
+        kept.parts[0].done[0] = True
+    assert Record(tmp_path / "x.npz", {}, (2,), 1).finished == 1

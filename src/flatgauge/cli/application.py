@@ -12,11 +12,9 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
+from flatgauge.cli.interrupts import INTERRUPTED
 from flatgauge.cli.ranks import Stopped, rank, run_together, several, speaks
 from flatgauge.cli.streams import lasting_streams, show, tell
-
-#: What shells report for a program that Ctrl-C ended.
-INTERRUPTED = 130
 
 
 class Commands(TyperGroup):

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flatgauge.cli import completion
-from flatgauge.cli.application import INTERRUPTED, app, end
+from flatgauge.cli.application import app, end
+from flatgauge.cli.interrupts import INTERRUPTED
 from flatgauge.cli.options import DATA, OUTPUT, RUNNING, WHAT, Debug, Threads, examples
 from flatgauge.cli.output import check_form, styled
 from flatgauge.cli.places import check_places

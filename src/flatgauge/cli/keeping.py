@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from flatgauge.cli.application import INTERRUPTED, end
+from flatgauge.cli.application import end
+from flatgauge.cli.interrupts import INTERRUPTED
 from flatgauge.cli.ranks import rank
 from flatgauge.cli.streams import tell
 

@@ -11,7 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from flatgauge.cli import completion
-from flatgauge.cli.application import INTERRUPTED, app, end
+from flatgauge.cli.application import app, end
+from flatgauge.cli.interrupts import INTERRUPTED
 from flatgauge.cli.options import (
     OUTPUT,
     WHAT,

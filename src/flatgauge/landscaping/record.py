@@ -8,7 +8,7 @@ import math
 import time
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -75,7 +75,7 @@ class Record:
             for _ in range(count)
         ]
         self._last = 0.0
-        if self._path is not None and self._path.exists():
+        if self._path is not None and self._path.is_file():  # A device could be read for ever.
             self._read(self._path)
         self._write()
 
@@ -85,9 +85,11 @@ class Record:
         return sum(int(part.done.sum()) for part in self.parts)
 
     def keep(self) -> None:
-        """Write the file, unless that was done just now."""
+        """Write the file, unless that was done just now; what fails is tried again later."""
         if time.monotonic() - self._last > _PAUSE:
-            self._write()
+            self._last = time.monotonic()
+            with suppress(OSError):
+                self._write()
 
     def __enter__(self) -> Record:
         return self
