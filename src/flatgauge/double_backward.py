@@ -1,10 +1,11 @@
-"""Convolutions and batch-norms whose second derivatives cost no more than their first.
+"""Operations with second derivatives of their own, where those of torch are slow or wrong.
 
 A convolution is linear in its input x and in its weight w, so ⟨g, conv(x, w)⟩ is linear in three
 tensors. Its derivative by any of them is linear in the other two, and the derivatives of these
 are of the same three kinds: here each is one efficient kernel. torch differentiates a weight's
 gradient by a convolution with the whole batch as channels and images as kernels instead, which
-takes as long as all the rest of a product.
+takes as long as all the rest of a product. The second derivative of its weight normalisation is
+wrong in torch 2.13.
 """
 
 from __future__ import annotations
@@ -111,7 +112,9 @@ def _gradients(g: Tensor, x: Tensor, w: Tensor, shape: _Shape, wanted: tuple[boo
 
 
 class CheapTwice(TorchFunctionMode):
-    """While entered, convolutions and batch-norms with stored statistics run as defined here.
+    """While entered, some operations run as defined here.
+
+    These are convolutions, batch-norms with stored statistics, and weight normalisation.
 
     Args:
         leave_out: Whether hidden units that are silent on all samples are left out of linear
@@ -135,6 +138,8 @@ class CheapTwice(TorchFunctionMode):
             return _convolved(func, *args, **kwargs)
         if func is F.batch_norm:
             return _normalised(*args, **kwargs)
+        if func is torch._weight_norm:
+            return _weight_normalised(*args, **kwargs)
         if not self._leave_out:
             return func(*args, **kwargs)
         if func is F.linear:
@@ -228,3 +233,10 @@ def _normalised(
         shift = shift + bias
     spread = (-1, *[1] * (input.dim() - 2))
     return torch.addcmul(shift.view(spread), input, scale.view(spread))
+
+
+def _weight_normalised(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    """A weight of direction v and size g."""
+    if not _plain(v, g):
+        return torch._weight_norm(v, g, dim)
+    return v * (g / torch.norm_except_dim(v, 2, dim))

@@ -136,6 +136,19 @@ class ModelGraph:
         self._sizes: dict[tuple[fx.Node, int], tuple[int, ...]] = {}
 
     @property
+    def draw(self) -> fx.Node | None:
+        """An operation that draws random numbers on which the outputs depend; None without one."""
+        waiting, seen = [node for node in self.outputs if isinstance(node, fx.Node)], set()
+        while waiting:
+            node = waiting.pop()
+            if is_random(node):
+                return node
+            if node not in seen:
+                seen.add(node)
+                waiting += node.all_input_nodes
+        return None
+
+    @property
     def inputs(self) -> list[fx.Node]:
         """The nodes that stand for what the model is called with."""
         return [node for node, (kind, _) in self._sources.items() if kind == "USER_INPUT"]

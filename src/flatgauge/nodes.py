@@ -46,8 +46,10 @@ def filling(node: fx.Node) -> float | None:
 
 def is_random(node: fx.Node) -> bool:
     """Whether an operation draws random numbers."""
-    tags = getattr(node.target, "tags", ())
-    return torch.Tag.nondeterministic_seeded in tags
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    given = arguments_of(node)  # Attention, dropout and the like may draw nothing.
+    return given.get("dropout_p") != 0 and given.get("train", given.get("training")) is not False
 
 
 def arguments_of(node: fx.Node) -> dict[str, Any]:

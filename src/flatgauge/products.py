@@ -24,6 +24,27 @@ DESCRIPTIONS: dict[Method, str] = {
     "differences": "central differences of the gradient",
 }
 
+#: Steps of differences, relative to the point, and how far the gradient may be from a straight
+#: line along them, relative to its change.
+_STEPS = {
+    torch.float32: ((torch.finfo(torch.float32).eps ** (1 / 3), 1e-2),),
+    torch.float64: (
+        (torch.finfo(torch.float64).eps ** (1 / 3), 1e-4),
+        *((1e-7, 1e-4), (1e-8, 1e-4), (1e-9, 1e-4), (1e-10, 1e-3)),
+    ),
+}
+
+#: What rounding may change in a gradient, in units of its last digit.
+_ROUNDINGS = 1e3
+
+#: What to do about a kink that every difference crosses.
+ON_A_KINK = (
+    "second derivatives can be had by differences of the gradient only ({reason}), and the "
+    "gradient jumps at this point: units sit on a kink (a ReLU whose input is exactly 0, as in "
+    "pruned or zero-initialised layers), or the model rounds inside. Differences would give a "
+    "wrong Hessian. {remedy}; or measure what needs no Hessian products (`epsilon_sharpness`, "
+    "`expected_sharpness`)."
+)
 
 REENTRANT = (
     "the model uses `torch.utils.checkpoint` with `use_reentrant=True`, which loses gradients and "
@@ -154,11 +175,14 @@ def forward_product(
 
 def difference_product(
     gradient: Callable[[Tensor], Tensor], point: Tensor, vector: Tensor
-) -> Tensor:
-    """Central difference of the gradient with a step relative to the point's size.
+) -> Tensor | None:
+    """Central difference of the gradient, within one smooth piece of the function.
 
-    The step balances the rounding error of the gradient (eps / h) against the third derivative
-    (h^2), hence the cube root; it is as long, relative to the point, in every unit of weight.
+    The first step balances the rounding error of the gradient (eps / h) against the third
+    derivative (h²), hence the cube root; it is as long, relative to the point, in every unit of
+    weight. A third gradient between the two shows whether the gradient is a straight line there.
+    It is not where the step crosses a kink (of a ReLU, say): then the difference is not the
+    second derivative, and a shorter step is tried.
 
     Args:
         gradient: The gradient at any point.
@@ -166,13 +190,23 @@ def difference_product(
         vector: The direction.
 
     Returns:
-        The product, off by about eps^(2/3) relative.
+        The product, off by about eps^(2/3) relative at the first step; None if every step crosses
+        a kink.
     """
     length = vector.norm()
     if length == 0:
         return torch.zeros_like(vector)
     size = point.norm()
-    step = torch.finfo(point.dtype).eps ** (1 / 3) * torch.where(size > 0, size, 1.0) / length
-    ahead, behind = gradient(point + step * vector), gradient(point - step * vector)
-    difference: Tensor = (ahead - behind) / (2 * step)
-    return difference
+    size = torch.where(size > 0, size, 1.0)
+    for relative, tolerance in _STEPS[point.dtype]:
+        step = relative * size / length
+        behind, between, ahead = (gradient(point + t * step * vector) for t in (-1.0, 1 / 3, 1.0))
+        rise = ahead - behind
+        # Of a line zero; at least a third of the jump, wherever the gradient jumps.
+        bend = (between - behind / 3 - 2 * ahead / 3).norm()
+        rounding = _ROUNDINGS * torch.finfo(point.dtype).eps * ahead.norm()
+        straight = bend <= torch.maximum(tolerance * rise.norm(), rounding)
+        if straight or not torch.isfinite(rise).all():  # The latter is said by who asks.
+            difference: Tensor = rise / (2 * step)
+            return difference
+    return None

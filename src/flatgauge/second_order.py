@@ -7,8 +7,10 @@ import weakref
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from flatgauge.batch import Batch
 from flatgauge.double_backward import CheapTwice
 from flatgauge.layout import Layout
 from flatgauge.objective import KEPT, WORKING, Objective
@@ -16,13 +18,24 @@ from flatgauge.precision import Sums
 from flatgauge.products import (
     DESCRIPTIONS,
     METHODS,
+    ON_A_KINK,
     Function,
     GradientGraph,
     Method,
+    difference_product,
     forward_product,
 )
 from flatgauge.subject import Subject
-from flatgauge.trials import ONCE, works
+from flatgauge.trials import ONCE, computes_in_double, gradient_at, has_right_gradient, works
+
+_WRONG_GRADIENT = (
+    "the gradient that autograd computes is not the derivative of the loss, so neither it nor the "
+    "second derivatives would be those of this model: its backward pass differs from its forward "
+    "pass. Look in the model's forward and in the loss for a tensor hook (`register_hook`), an "
+    "`autograd.Function` that changes gradients (gradient reversal, straight-through rounding), or "
+    "`.detach()` and `no_grad()` on what depends on parameters; take it out of the copy that is "
+    "measured."
+)
 
 
 class DeadEnd(Exception):
@@ -69,7 +82,9 @@ class SecondOrder:
         self._room = 0
         self.turn = turn
         self._asked = None if products == "auto" else named_method(products)
-        self._method = self._asked
+        self._method: Method | None = None
+        self._right = False  # Whether the gradient has been found to be the derivative.
+        self._doubles = False  # Whether differences are computed in double precision.
         self._complaints: dict[Method, str] = {}
         self._leave_out: bool | None = None
         self._graphs: dict[int, GradientGraph] = {}
@@ -102,19 +117,39 @@ class SecondOrder:
 
         Returns:
             The way.
+
+        Raises:
+            ValueError: If the gradient is not the derivative of the loss, or the way that the user
+                asked for fails or gives wrong products.
         """
-        if self._method is None:
-            for method in METHODS:
-                if method in self._complaints:
-                    continue
-                complaint = self._tried(method)
-                if complaint is None:
-                    break
-                self._complaints[method] = complaint
-            self._method = method
-        if self._method == "reverse" and self._leave_out is None:  # The way was asked for.
-            self._leave_out = self._complaint("reverse", leave_out=True) is None
-        return self._method
+        if self._method is not None:
+            return self._method
+        self.check_gradient()
+        for method in METHODS if self._asked is None else (self._asked,):
+            if method in self._complaints:
+                continue
+            complaint = self._tried(method)
+            if complaint is None:
+                break
+            if self._asked is not None:
+                raise ValueError(_refusal(method, complaint))
+            self._complaints[method] = complaint
+        self._method = method
+        return method
+
+    def check_gradient(self) -> None:
+        """Compare the gradient with differences of the loss, if that has not been done.
+
+        Raises:
+            ValueError: If it is not the derivative of the loss.
+        """
+        if self._right:
+            return
+        self._objective.few()
+        trial = partial(has_right_gradient, self._objective, self._subject)
+        if not all(self._objective.processes.collected("the gradient of a few samples", trial)):
+            raise ValueError(_WRONG_GRADIENT)
+        self._right = True
 
     @property
     def leave_out(self) -> bool:
@@ -125,6 +160,10 @@ class SecondOrder:
 
     def _tried(self, method: Method) -> str | None:
         """What speaks against a way of differentiating twice, if anything."""
+        if method == "differences" and not self._subject.sharded:
+            self._objective.few()
+            trial = partial(computes_in_double, self._objective, self._subject)
+            self._doubles = all(self._objective.processes.collected("a trial", trial))
         complaint = self._complaint(method, leave_out=True)
         if method == "reverse":
             self._leave_out = complaint is None
@@ -150,18 +189,21 @@ class SecondOrder:
 
         Returns:
             The sums (k, p), in double precision if there are many chunks; None if only
-            differences of the gradient are left.
+            differences of the whole gradient are left, as the model is sharded.
 
         Raises:
-            ValueError: If the way that the user asked for turns out to give wrong products.
+            ValueError: If the way that the user asked for turns out to give wrong products, or
+                only differences of the gradient are left, and these cross kinks at any step.
         """
         self._room = room
         self.turn.take(self)
         vectors = [self._layout.pieces(column) for column in columns]
         sums = Sums(zeros)
-        while self.method != "differences":
+        while not (self.method == "differences" and self._subject.sharded):
             method, leaves = self.method, self._subject.leaves
             work = partial(self._add, method, vectors, sums, chunk)
+            if method == "differences":
+                work = partial(self._add_differences, columns, sums, chunk)
             try:
                 self._objective.processes.attempt(
                     "a Hessian product", partial(self._subject.holding, leaves, work), same=columns
@@ -169,10 +211,7 @@ class SecondOrder:
             except DeadEnd as error:  # In a branch that no sample has taken so far.
                 self.release()
                 if self._asked is not None:
-                    raise ValueError(
-                        f"`products={method!r}` does not work here: {error}; use "
-                        "`products='auto'` or 'differences'."
-                    ) from error
+                    raise ValueError(_refusal(method, str(error))) from error
                 self._complaints[method], self._method = str(error), None
                 sums.clear()
             else:
@@ -199,6 +238,39 @@ class SecondOrder:
                 self._layout.add(total, graph.product(vector, last=last))
             sums.settle()
 
+    def _add_differences(self, columns: Tensor, sums: Sums, chunk: int) -> None:
+        """Add the products chunk by chunk, by differences of the gradient."""
+        subject = self._subject.doubled() if self._doubles else self._subject
+        point = self._layout.flat([leaf.detach() for leaf in subject.leaves])
+        for batch in self._objective.chunks(chunk):
+            batch = subject.place(batch)
+            for column, total in zip(columns.to(point.dtype), sums.near, strict=True):
+                total += self._difference(subject, point, column, batch)
+            sums.settle()
+
+    def _difference(self, subject: Subject, point: Tensor, column: Tensor, batch: Batch) -> Tensor:
+        """The product of one batch; where a step crosses kinks, of its halves."""
+
+        def gradient(where: Tensor) -> Tensor:
+            leaves = [piece.clone().requires_grad_() for piece in self._layout.pieces(where)]
+            total = torch.zeros_like(where)
+            # A model may write to its inputs.
+            own = subject.place(batch)
+            self._layout.add(total, gradient_at(leaves, self._objective, subject, own))
+            return total
+
+        found = difference_product(gradient, point, column)
+        if found is not None:
+            return found
+        half = batch.samples // 2
+        if not batch.splittable or half == 0:
+            reason = "; ".join(self._complaints.values()) or "`products='differences'`"
+            remedy = "Use functions that can be differentiated twice, without `once_differentiable`"
+            raise ValueError(ON_A_KINK.format(reason=reason, remedy=remedy))
+        parts = (batch.rows(slice(half)), batch.rows(slice(half, None)))
+        first, second = (self._difference(subject, point, column, part) for part in parts)
+        return first + second
+
     def release(self) -> None:
         """Let go of all graphs."""
         self._graphs.clear()
@@ -207,7 +279,7 @@ class SecondOrder:
     def forget(self) -> None:
         """Try out anew how to differentiate twice: the model runs other code."""
         self.release()
-        self._method, self._complaints, self._leave_out = self._asked, {}, None
+        self._method, self._complaints, self._leave_out, self._right = None, {}, None, False
 
     def _graph(self, position: int, function: Function, chunk: int) -> tuple[GradientGraph, bool]:
         """A chunk's first-order graph, and whether it is kept for later products."""
@@ -223,6 +295,14 @@ class SecondOrder:
             self._graphs[position] = graph
             self.kept += KEPT * self._objective.graph_bytes(chunk)
         return graph, keep
+
+
+def _refusal(method: Method, complaint: str) -> str:
+    """Say that the way of differentiating twice that the user asked for does not work."""
+    return (
+        f"`products={method!r}` does not work here: {complaint}; use `products='auto'`, which "
+        "takes a way that does."
+    )
 
 
 def named_method(name: str) -> Method:

@@ -29,7 +29,7 @@ from flatgauge.memory import available, parse_bytes, resident
 from flatgauge.objective import SHARDED, Objective
 from flatgauge.precision import Sums, wide
 from flatgauge.processes import Processes
-from flatgauge.products import DESCRIPTIONS, difference_product
+from flatgauge.products import DESCRIPTIONS, ON_A_KINK, difference_product
 from flatgauge.second_order import SecondOrder, Turn
 from flatgauge.sharded import subject_of
 from flatgauge.sharding import shard
@@ -254,6 +254,12 @@ class LossSurface:
         self.try_out_products()
         return DESCRIPTIONS[self._second_order.method]
 
+    @property
+    def exact_products(self) -> bool:
+        """Whether Hessian products are right up to rounding: not by differences."""
+        with isolated(self.model, self.device):
+            return self._second_order.method != "differences"
+
     def try_out_products(self) -> None:
         """Choose how Hessian products are computed, if that has not been done."""
         with isolated(self.model, self.device):
@@ -318,7 +324,8 @@ class LossSurface:
             The loss and a flat vector (p,).
 
         Raises:
-            ValueError: If the loss or gradient at the model's own parameters is not finite.
+            ValueError: If the loss or gradient at the model's own parameters is not finite, or the
+                gradient is not the derivative of the loss.
         """
         if point is None:
             self._recognise()
@@ -326,6 +333,7 @@ class LossSurface:
             self._follow()
             if point is None and self._gradient is not None and self._value is not None:
                 return self._value, self._gradient.clone()
+            self._second_order.check_gradient()
             leaves, chunk = self._leaves(point), self.chunk
             sums = Sums(torch.zeros(self.size, dtype=self.dtype, device=self.device))
 
@@ -363,8 +371,10 @@ class LossSurface:
             The product, of the same shape.
 
         Raises:
-            ValueError: If the vectors' length is not the number of parameters, or the Hessian
-                is not finite.
+            ValueError: If the vectors' length is not the number of parameters, the Hessian is not
+                finite, or it cannot be computed rightly: `products` names a way that fails, the
+                gradient is not the derivative of the loss, or the point lies on a kink and only
+                differences are left.
         """
         vectors = as_tensor(vectors, "vectors")
         if vectors.dim() not in (1, 2) or len(vectors) != self.size:
@@ -382,7 +392,16 @@ class LossSurface:
             added = self._second_order.add(columns, sums, chunk=self.chunk, room=room)
             if added is None:
                 for column, product in zip(columns, sums, strict=True):
-                    product += difference_product(self.gradient, self.point, column)
+                    found = difference_product(self.gradient, self.point, column)
+                    if found is None:
+                        raise ValueError(
+                            ON_A_KINK.format(
+                                reason="the model is sharded by FSDP",
+                                remedy="In double precision shorter steps can be taken "
+                                "(`model.double()` before it is sharded)",
+                            )
+                        )
+                    product += found
             else:
                 sums = self.processes.total(added)
                 sums /= self._objective.count

@@ -1,12 +1,18 @@
-"""Ways of differentiating twice, tried out on a few samples before they are trusted."""
+"""First and second derivatives, tried out on a few samples before they are trusted.
+
+They are compared with differences in double precision, at a point near the model's own: a unit
+that is exactly zero, as in a pruned network, sits on the kink of its ReLU, where differences of
+the gradient give something else than its derivative however short the step. Nearby it does not.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
+from flatgauge.batch import Batch
 from flatgauge.double_backward import CheapTwice
 from flatgauge.objective import Objective
 from flatgauge.products import (
@@ -28,15 +34,24 @@ _NOT_THE_DERIVATIVE = (
 #: How many entries of every parameter are compared.
 _COMPARED = 2**14
 
+#: How far from the model's parameters derivatives are compared, relative to their size.
+_AWAY = 1e-2
+
 #: How far a product may lie from the difference quotient, relative to the parameter's part.
-_TOLERANCE = 1e-2
+_TOLERANCE = 1e-3
 
 #: What is too small to compare, relative to the whole product.
 _SMALL = 1e-4
 
-#: Steps of the difference quotient, relative to the parameters. The first is the least likely to
-#: cross the kink of a ReLU.
-_STEPS = (1e-8, 1e-7, 1e-6)
+#: How far a slope may lie from the difference quotient, relative to what parameters add to it.
+_SLOPE_TOLERANCE = 1e-4
+
+#: How many times closer two quotients must lie to each other than to what they contradict.
+_CLOSER = 30
+
+#: Steps of the difference quotients, relative to the parameters: of the gradient, the first being
+#: the least likely to cross the kink of a ReLU; and of the loss, which kinks hardly disturb.
+_STEPS, _SLOPE_STEPS = (1e-8, 1e-7, 1e-6), (1e-6, 1e-5, 1e-4)
 
 
 def works(
@@ -70,6 +85,105 @@ def works(
     return complaint
 
 
+def computes_in_double(objective: Objective, subject: Subject) -> bool:
+    """Whether gradients can be computed in double precision, tried on a few samples.
+
+    Args:
+        objective: What to differentiate.
+        subject: The model, not sharded.
+
+    Returns:
+        Whether they can.
+    """
+    if subject.device.type == "mps":
+        return False
+    double = subject.doubled()
+    try:
+        gradient_at(double.leaves, objective, double, double.place(objective.few()))
+    except (RuntimeError, NotImplementedError):
+        return subject.dtype is torch.float64
+    return True
+
+
+def gradient_at(
+    leaves: Sequence[Tensor], objective: Objective, subject: Subject, batch: Batch
+) -> Sequence[Tensor | None]:
+    """The gradient of the loss summed over a batch.
+
+    Args:
+        leaves: The values of the trainable parameters.
+        objective: What to differentiate.
+        subject: The model, in the precision of these values.
+        batch: The batch, in this precision.
+
+    Returns:
+        One tensor for every parameter, None where the loss does not depend on it.
+    """
+
+    def gradient() -> Sequence[Tensor | None]:
+        return differentiate(objective.total_of(subject, leaves, batch), leaves)
+
+    return subject.holding(leaves, gradient)
+
+
+def has_right_gradient(objective: Objective, subject: Subject) -> bool:
+    """Whether the gradient is the derivative of the loss, as far as differences can tell.
+
+    Args:
+        objective: What to differentiate.
+        subject: The model.
+
+    Returns:
+        Whether it is, by the parameters that autograd reaches; the others count as constants.
+        Where rounding inside the model hides small steps, this cannot be told, and the gradient
+        is trusted.
+    """
+    if subject.sharded or subject.device.type == "mps":
+        return True
+    try:
+        return _slope_agrees(objective, subject.doubled())
+    except (RuntimeError, NotImplementedError):  # It computes in single precision only.
+        return True
+    finally:
+        objective.tidy()
+
+
+def _slope_agrees(objective: Objective, double: Subject) -> bool:
+    """Whether the gradient along one direction is the slope of the loss there."""
+    few = double.place(objective.few())
+    point, pieces = _finite_near(double, lambda leaves: gradient_at(leaves, objective, double, few))
+    if point is None:
+        return True  # Said when it is measured.
+    # A parameter that autograd does not reach (under `no_grad`, say) is a constant here.
+    vector = [
+        torch.zeros_like(part) if piece is None else part
+        for piece, part in zip(pieces, _direction(double.leaves), strict=True)
+    ]
+    parts = [
+        float((piece * part).sum())
+        for piece, part in zip(pieces, vector, strict=True)
+        if piece is not None
+    ]
+    claimed, size = sum(parts), sum(map(abs, parts))
+
+    def value(step: float) -> float:
+        moved = _moved(point, vector, step)
+        with torch.no_grad():
+            return float(double.holding(moved, lambda: objective.total_of(double, moved, few)))
+
+    before: float | None = None
+    for step in _SLOPE_STEPS:
+        slope = (value(step) - value(-step)) / (2 * step)
+        off, allowed = abs(claimed - slope), _SLOPE_TOLERANCE * max(size, abs(slope))
+        if off <= allowed:
+            return True
+        # No change at all says that the model rounds, not that the loss has no slope.
+        if before and slope and off > _CLOSER * abs(slope - before):
+            return False
+        before = slope
+    return True
+
+
 def _tried(method: Method, objective: Objective, subject: Subject, leave_out: bool) -> str | None:
     """What a product says of itself: whether it fails, or is not symmetric."""
     few, leaves = objective.few(), subject.leaves
@@ -97,43 +211,64 @@ def _tried(method: Method, objective: Objective, subject: Subject, leave_out: bo
 
 def _is_derivative(method: Method, objective: Objective, double: Subject, leave_out: bool) -> bool:
     """Whether a product is the derivative of the gradient, as far as differences can tell."""
-    few, leaves = double.place(objective.few()), double.leaves
-    vector = _direction(leaves)
+    few, vector = double.place(objective.few()), _direction(double.leaves)
 
     def function(values: Sequence[Tensor]) -> Tensor:
         return objective.total_of(double, values, few)
 
-    def product() -> Sequence[Tensor | None]:
-        if method == "forward":
-            return forward_product(function, leaves, vector)
-        with CheapTwice(leave_out=leave_out):
-            return GradientGraph(function, leaves).product(vector, last=True)
+    def product(leaves: Sequence[Tensor]) -> Sequence[Tensor | None]:
+        def compute() -> Sequence[Tensor | None]:
+            if method == "forward":
+                return forward_product(function, leaves, vector)
+            with CheapTwice(leave_out=leave_out):
+                return GradientGraph(function, leaves).product(vector, last=True)
 
-    claimed = _entries(double.holding(leaves, product), leaves)
+        return double.holding(leaves, compute)
+
+    point, pieces = _finite_near(double, product)
     objective.tidy()
-    if not all(torch.isfinite(part).all() for part in claimed):
+    if point is None:
         return True  # Not a question of the method: said when it is measured.
+    claimed = _entries(pieces, point)
     before: list[Tensor] | None = None
     for step in _STEPS:
-        quotient = _quotient(function, double, vector, step)
-        if _close(claimed, quotient):
+        quotient = _quotient(function, double, point, vector, step)
+        wrong = _far(claimed, quotient)
+        if not wrong:
             return True
-        if before is not None and _close(before, quotient) and _close(quotient, before):
+        if before is not None and any(
+            float((claimed[i] - quotient[i]).norm())
+            > _CLOSER * float((quotient[i] - before[i]).norm())
+            for i in wrong
+        ):
             return False  # Two steps agree with each other, and not with the product.
         before = quotient
     return True  # Differences are too rough to tell: kinks, or rounding inside the model.
 
 
+def _finite_near(
+    double: Subject, compute: Callable[[Sequence[Tensor]], Sequence[Tensor | None]]
+) -> tuple[Sequence[Tensor] | None, Sequence[Tensor | None]]:
+    """A point near the model's own where derivatives are finite, and these; or its own point."""
+    nearby = _moved(double.leaves, _direction(double.leaves, seed=1), _AWAY)
+    for point in (nearby, double.leaves):
+        pieces = compute(point)
+        if all(piece is None or bool(torch.isfinite(piece).all()) for piece in pieces):
+            return point, pieces
+    return None, ()
+
+
 def _quotient(
-    function: Function, double: Subject, vector: Sequence[Tensor], step: float
+    function: Function,
+    double: Subject,
+    point: Sequence[Tensor],
+    vector: Sequence[Tensor],
+    step: float,
 ) -> list[Tensor]:
     """The central difference of the gradient along a vector."""
 
     def gradient(sign: int) -> list[Tensor]:
-        moved = [
-            (leaf.detach() + sign * step * part).requires_grad_()
-            for leaf, part in zip(double.leaves, vector, strict=True)
-        ]
+        moved = _moved(point, vector, sign * step)
         pieces = double.holding(moved, lambda: differentiate(function(moved), moved))
         return _entries(pieces, moved)
 
@@ -141,9 +276,17 @@ def _quotient(
     return [(ahead - behind) / (2 * step) for ahead, behind in pairs]
 
 
-def _direction(leaves: Sequence[Tensor]) -> list[Tensor]:
+def _moved(leaves: Sequence[Tensor], vector: Sequence[Tensor], step: float) -> list[Tensor]:
+    """Parameters a step away, as leaves to differentiate by."""
+    return [
+        (leaf.detach() + step * part).requires_grad_()
+        for leaf, part in zip(leaves, vector, strict=True)
+    ]
+
+
+def _direction(leaves: Sequence[Tensor], seed: int = 0) -> list[Tensor]:
     """A random direction in which every parameter moves in proportion to its own size."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     direction = []
     for leaf in leaves:
         size = leaf.detach().square().mean().sqrt()
@@ -166,13 +309,14 @@ def _entries(pieces: Sequence[Tensor | None], like: Sequence[Tensor]) -> list[Te
     return found
 
 
-def _close(claimed: Sequence[Tensor], measured: Sequence[Tensor]) -> bool:
-    """Whether products agree parameter by parameter."""
+def _far(claimed: Sequence[Tensor], measured: Sequence[Tensor]) -> list[int]:
+    """The parameters in whose part products do not agree."""
     whole = sum(float(part.square().sum()) for part in measured) ** 0.5
-    return all(
-        float((a - b).norm()) <= _TOLERANCE * float(b.norm()) + _SMALL * whole
-        for a, b in zip(claimed, measured, strict=True)
-    )
+    return [
+        place
+        for place, (a, b) in enumerate(zip(claimed, measured, strict=True))
+        if not float((a - b).norm()) <= _TOLERANCE * float(b.norm()) + _SMALL * whole
+    ]
 
 
 def _symmetric(

@@ -23,6 +23,7 @@ from flatgauge.graph import Handler, ModelGraph, UnsupportedGraphError, in_preci
 from flatgauge.isolation import isolated
 from flatgauge.loss import prediction
 from flatgauge.nested import map_tensors
+from flatgauge.nodes import source_line
 from flatgauge.objective import SHARDED
 from flatgauge.output_curvature import Column, Dense, Mixable, OutputCurvature, dense, gradient
 from flatgauge.surface import LossSurface
@@ -281,6 +282,13 @@ class Sweeper:
         reason = self._objection(batch)
         if reason is None and not graph.symbol:
             reason = "the model treats the number of samples as a constant"
+        if reason is None and graph.draw is not None:
+            # The model may seed its generator at every call; the graph does not.
+            place = source_line(graph.draw)
+            reason = (
+                f"its forward pass draws random numbers{f' ({place})' if place else ''}, and the "
+                "exported graph would draw others"
+            )
         if reason is not None:
             return without_sweep(graph, subject.names, reason)
         (output,) = graph.outputs  # The prediction is one tensor.

@@ -76,7 +76,7 @@ def trace(
         estimate,
         value=estimate.value + known.value,
         stderr=math.hypot(estimate.stderr, known.stderr),
-        exact=estimate.exact and known.exact,
+        exact=estimate.exact and known.exact and chart.surface.exact_products,
         notes=(*notes, *estimate.notes),
         details={**estimate.details, **details},
     )
