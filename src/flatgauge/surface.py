@@ -75,7 +75,8 @@ class LossSurface:
         denominator: What a callable loss divides by, as a function of a batch's targets (of its
             inputs if it has no targets), where that cannot be found by watching it.
         products: How to differentiate twice: ``"reverse"``, ``"forward"``, ``"differences"``, or
-            ``"auto"`` for the first of these that works.
+            ``"auto"`` for the first of these that works. One that gives wrong products here is an
+            error when it is used.
         compile: Whether passes without derivatives (values, landscapes, expectations) go through
             `torch.compile`. It is tried out against the model itself, and left out where it fails
             or gives something else.
