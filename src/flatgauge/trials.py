@@ -154,11 +154,7 @@ def _slope_agrees(objective: Objective, double: Subject) -> bool:
     point, pieces = _finite_near(double, lambda leaves: gradient_at(leaves, objective, double, few))
     if point is None:
         return True  # Said when it is measured.
-    # A parameter that autograd does not reach (under `no_grad`, say) is a constant here.
-    vector = [
-        torch.zeros_like(part) if piece is None else part
-        for piece, part in zip(pieces, _direction(double.leaves), strict=True)
-    ]
+    vector = _reached(_direction(double.leaves), pieces)
     parts = [
         float((piece * part).sum())
         for piece, part in zip(pieces, vector, strict=True)
@@ -211,7 +207,8 @@ def _tried(method: Method, objective: Objective, subject: Subject, leave_out: bo
 
 def _is_derivative(method: Method, objective: Objective, double: Subject, leave_out: bool) -> bool:
     """Whether a product is the derivative of the gradient, as far as differences can tell."""
-    few, vector = double.place(objective.few()), _direction(double.leaves)
+    few = double.place(objective.few())
+    vector = _reached(_direction(double.leaves), gradient_at(double.leaves, objective, double, few))
 
     def function(values: Sequence[Tensor]) -> Tensor:
         return objective.total_of(double, values, few)
@@ -293,6 +290,14 @@ def _direction(leaves: Sequence[Tensor], seed: int = 0) -> list[Tensor]:
         noise = torch.randn(leaf.shape, generator=generator, dtype=leaf.dtype).to(leaf.device)
         direction.append(noise * torch.where(size > 0, size, 1.0))
     return direction
+
+
+def _reached(vector: Sequence[Tensor], gradient: Sequence[Tensor | None]) -> list[Tensor]:
+    """The direction without parameters that autograd does not reach (under `no_grad`, say)."""
+    return [
+        torch.zeros_like(part) if piece is None else part
+        for part, piece in zip(vector, gradient, strict=True)
+    ]
 
 
 def _entries(pieces: Sequence[Tensor | None], like: Sequence[Tensor]) -> list[Tensor]:

@@ -190,12 +190,6 @@ AWKWARD = {
         lambda: Net(lambda s, x: (lambda M: F.relu(x @ M) @ M)(s.W.transpose(0, 1)), W=P(3, 3)),
         curved=("W",),
     ),
-    "without a gradient": Awkward(
-        lambda: Net(without_gradient, l=L(3, 3)), curved=("l.weight", "l.bias")
-    ),
-    "detached": Awkward(
-        lambda: Net(lambda s, x: s.l(x) + s.l(x).detach(), l=L(3, 3)), curved=("l.weight",)
-    ),
     "one output without an axis": Awkward(
         lambda: Net(lambda s, x: s.o(F.relu(s.a(x))).squeeze(-1), a=L(3, 4), o=L(4, 1)),
         loss="mse",
@@ -293,6 +287,17 @@ def test_what_is_called_exact_is_exact(name):
         if blocks[layer].exact:
             expected = torch.linalg.eigvalsh(dense[layer])[-1].item()
             assert top.value == pytest.approx(expected, rel=1e-7, abs=1e-10)
+
+
+@pytest.mark.parametrize("forward", [without_gradient, lambda s, x: s.l(x) + s.l(x).detach()])
+def test_a_gradient_of_part_of_the_function_is_refused(forward):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        model = Net(forward, l=L(3, 3)).double()
+    data = torch.ones(N, 3).double(), torch.arange(N) % 3
+    surface = LossSurface(model, "cross_entropy", data)
+    with pytest.raises(ValueError, match="is not the derivative of the loss"):
+        block_curvature(surface, generator=Generator().manual_seed(0))
 
 
 def test_an_input_changed_in_place():
