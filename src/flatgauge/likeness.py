@@ -24,7 +24,7 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis), sli
 _TORCH = (torch.dtype, torch.device, torch.layout, torch.memory_format)
 
 #: What belongs to every module and does not steer its forward pass in eval mode.
-_BOOKKEEPING = frozenset(
+BOOKKEEPING = frozenset(
     {
         "training",
         "_parameters",
@@ -115,7 +115,7 @@ class _Reader:
             kept = frozenset(module._buffers) - module._non_persistent_buffers_set
             yield tuple((*self._tensor(*i), i[0] in kept) for i in module._buffers.items())
             for name, value in vars(module).items():
-                if name not in _BOOKKEEPING and (name != "sparse" or not _embeds(module)):
+                if name not in BOOKKEEPING and (name != "sparse" or not _embeds(module)):
                     yield name, self.of(value)
 
     def of(self, value: Any) -> Any:

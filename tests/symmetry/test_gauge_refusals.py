@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 
 import pytest
@@ -41,6 +42,48 @@ def test_another_architecture_is_refused():
         gauge.rescale(Net(width=6), move)
     with pytest.raises(ValueError, match=r"`first.weight` .* has nothing there; find its own"):
         gauge.rescale(nn.Linear(4, 5), move)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_another_model_of_the_same_shapes_is_refused(exact):
+    gauge = find_gauge(Net(), X)
+    move = gauge.sample(generator=generator(), powers_of_two=exact)
+    with pytest.raises(ValueError, match=r"has other settings\), and .* outputs change by 0\.\d"):
+        gauge.rescale(Net(torch.tanh), move)
+    layers = nn.Linear(4, 5), nn.Linear(5, 3)
+    gauge = find_gauge(nn.Sequential(layers[0], nn.ReLU(), layers[1]), X)
+    with pytest.raises(ValueError, match=r"`1` was a ReLU and is a Tanh\), and .* change by 0\.\d"):
+        gauge.rescale(nn.Sequential(layers[0], nn.Tanh(), layers[1]), move)
+    with pytest.raises(ValueError, match="unknown; use 'fixed' or 'free'"):
+        find_gauge(Net(), X, frozen="yes")
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_copies_and_models_that_the_group_fits_are_taken(exact):
+    gauge = find_gauge(Net(), X)
+    move = gauge.sample(generator=generator(), powers_of_two=exact)
+    trained = Net().requires_grad_(False)
+    for model in (trained, copy.deepcopy(trained).double(), Net(nn.LeakyReLU()), Net(torch.abs)):
+        twin = gauge.rescale(model, move)
+        x = X.to(model.first.weight.dtype)
+        torch.testing.assert_close(twin(x), model(x), rtol=1e-4, atol=1e-5)
+
+
+def test_constants_that_cease_to_be_zero_are_noticed():
+    class Shifted(Net):
+        def __init__(self, shift):
+            super().__init__()
+            self.register_buffer("shift", torch.full((5,), shift))
+
+        def forward(self, x):
+            return self.head(torch.relu(self.first(x)) + self.shift)
+
+    gauge = find_gauge(Shifted(0.0), X)
+    assert gauge.dim == 5
+    move = gauge.sample(generator=generator())
+    gauge.rescale(Shifted(0.0), move)
+    with pytest.raises(ValueError, match="are zero at other places"):
+        gauge.rescale(Shifted(1.0), move)
 
 
 def test_numbers_out_of_range_name_their_tensor():

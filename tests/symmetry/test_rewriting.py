@@ -34,7 +34,8 @@ def call_of(*inputs: Tensor) -> Call:
 
 
 def blocks_of(model: nn.Module, inputs: Tensor) -> list[Block]:
-    inference, few = read_scales(model, call_of(inputs))
+    few = call_of(inputs)
+    inference = read_scales(model, few)
     return find_blocks(inference, model, few)
 
 

@@ -140,8 +140,7 @@ def moves_nothing(model: nn.Module, *inputs: Tensor, dim: int) -> None:
     """Check the size of the gauge, and that random members change no output: at random weights,
     without the help of the check that `find_gauge` makes itself."""
     inner, call = read_arguments(model, inputs)
-    inference, _ = read_scales(inner, call)
-    gauge = closed(inference)
+    gauge = closed(read_scales(inner, call))
     model.eval()
     for seed in range(4):
         generator = Generator().manual_seed(seed)
@@ -243,3 +242,49 @@ def test_an_example_may_come_out_of_another_network():
 def test_parameters_without_values(make):
     with pytest.raises(ValueError, match="`weight` has no values yet"):
         fg.find_gauge(make(), torch.randn(3, 3))
+
+
+def test_weights_read_through_their_sign_have_a_scale_each():
+    model = Net(lambda m, x: x @ torch.sign(m.weight).t(), weight=nn.Parameter(torch.randn(4, 3)))
+    gauge = fg.find_gauge(model, torch.randn(5, 3))
+    assert gauge.dim == 12
+    factors = torch.arange(1.0, 13.0)
+    twin = gauge.rescale(model, gauge.move(factors))
+    torch.testing.assert_close(twin.weight, model.weight * factors.view(4, 3))
+    x = torch.randn(5, 3)
+    assert torch.equal(twin(x), model(x))
+
+
+def test_a_straight_through_sign_is_pinned_with_the_reason():
+    def forward(m: nn.Module, x: Tensor) -> Tensor:
+        return x @ (m.weight + (torch.sign(m.weight) - m.weight).detach()).t()
+
+    gauge = fg.find_gauge(Net(forward, weight=nn.Parameter(torch.randn(4, 3))), torch.randn(5, 3))
+    assert gauge.dim == 0
+    assert [pin.op for pin in gauge.pinned] == ["sub"]
+
+
+def test_products_of_activations_with_too_many_scales_are_pinned():
+    def forward(m: nn.Module, x: Tensor) -> Tensor:
+        hidden = torch.relu(m.first(x)).unflatten(1, (-1, 2))
+        square = hidden @ hidden.transpose(1, 2)
+        root = 3 * torch.eye(square.shape[-1]) - square  # Newton-Schulz: each entry for itself.
+        return m.last((root @ square).flatten(1))
+
+    def found(channels: int) -> fg.GaugeGroup:
+        first, last = nn.Linear(3, 2 * channels), nn.Linear(channels**2, 2)
+        return fg.find_gauge(Net(forward, first=first, last=last), torch.randn(3, 3))
+
+    assert not any("too many" in pin.reason for pin in found(4).pinned)
+    # 96³ entries of three terms each: left to itself, this takes gigabytes.
+    reasons = [pin.reason for pin in found(96).pinned]
+    assert any(reason.startswith("too many scales (") for reason in reasons)
+
+
+def test_equations_of_all_ops_together_have_a_limit(monkeypatch):
+    net = nn.Sequential(nn.Linear(3, 20), nn.ReLU(), nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 2))
+    assert fg.find_gauge(net, torch.randn(3, 3)).dim == 40
+    monkeypatch.setattr("flatgauge.symmetry.system.MOST", 100)
+    gauge = fg.find_gauge(net, torch.randn(3, 3))
+    assert gauge.dim < 40
+    assert any("too many scales" in pin.reason for pin in gauge.pinned)

@@ -57,7 +57,7 @@ def basis_paths(
                 [6., 8.]], dtype=torch.float64)
     """
     check_skeleton(skeleton)
-    return _paths(unwrapped(model), find_gauge(model, example_inputs), skeleton)
+    return _paths(unwrapped(model), find_gauge(model, example_inputs, frozen="free"), skeleton)
 
 
 def paths_of(surface: LossSurface, skeleton: str = "strongest") -> BasisPaths:
@@ -77,7 +77,8 @@ def paths_of(surface: LossSurface, skeleton: str = "strongest") -> BasisPaths:
     """
     check_skeleton(skeleton)
     return surface.recall(
-        ("basis paths", skeleton), lambda: _paths(surface.model, gauge_of(surface), skeleton)
+        ("basis paths", skeleton),
+        lambda: _paths(surface.model, gauge_of(surface, frozen="free"), skeleton),
     )
 
 

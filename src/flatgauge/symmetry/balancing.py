@@ -51,7 +51,7 @@ class Balance:
         return self.imbalance <= TOLERANCE
 
 
-def balance(model: nn.Module, example_inputs: Any) -> nn.Module:
+def balance(model: nn.Module, example_inputs: Any, *, frozen: str = "fixed") -> nn.Module:
     """Write a network in its balanced form: the one way of smallest norm.
 
     For every independent scale of its gauge group, the squared norm of what enters (weights
@@ -62,6 +62,8 @@ def balance(model: nn.Module, example_inputs: Any) -> nn.Module:
         model: The model; not changed.
         example_inputs: What to call it with: a tensor, a tuple of positional arguments, or a
             dict of keyword arguments.
+        frozen: ``"fixed"`` holds parameters that do not require a gradient, ``"free"`` lets them
+            move. Where no parameter requires a gradient, all move.
 
     Returns:
         A copy, balanced. A unit of which only one side is not zero has no balance: that side gets
@@ -79,7 +81,7 @@ def balance(model: nn.Module, example_inputs: Any) -> nn.Module:
         >>> [round(p.item(), 9) for p in even.parameters()]
         [6.0, 8.0, 10.0, 1.0]
     """
-    gauge = find_gauge(model, example_inputs)
+    gauge = find_gauge(model, example_inputs, frozen=frozen)
     inner = unwrapped(model)
     for name, parameter in inner.named_parameters():
         if not bool(parameter.isfinite().all()):
@@ -158,11 +160,12 @@ def balance_of(gauge: GaugeGroup, state: Mapping[str, Tensor]) -> Balance:
 
     Args:
         gauge: The network's gauge group.
-        state: Its parameters, by name.
+        state: Its parameters, by name. Entries that a constant mask hides do not count.
 
     Returns:
         The factors that take it there.
     """
+    state = {name: _shown(gauge, name, tensor.detach()) for name, tensor in state.items()}
     skeleton = strongest(gauge, state)
     start = _Start(gauge, skeleton)
     layers = []
@@ -196,6 +199,12 @@ def balance_of(gauge: GaugeGroup, state: Mapping[str, Tensor]) -> Balance:
         steps=steps,
         imbalance=imbalance,
     )
+
+
+def _shown(gauge: GaugeGroup, name: str, tensor: Tensor) -> Tensor:
+    """A tensor with zeros where a mask hides it."""
+    hidden = gauge.inference.hidden.get(name)
+    return tensor if hidden is None else tensor.masked_fill(hidden.to(tensor.device), 0.0)
 
 
 class _Start:

@@ -21,7 +21,7 @@ def description(gauge: GaugeGroup) -> str:
 
     Returns:
         A table: for every site its number of scales, what they multiply and what they divide;
-        then what is pinned, and by what.
+        then what is pinned, and by what, and what was assumed about the model.
     """
     lines = [f"{gauge.dim} independent scales, moving {len(gauge.names)} tensors"]
     if not gauge.dim:
@@ -44,6 +44,7 @@ def description(gauge: GaugeGroup) -> str:
     for title, pins in (("without a rule, so pinned:", unknown), ("pinned:", known)):
         if pins:
             lines += [title, *(f"  {pin}" for pin in pins)]
+    lines += gauge.notes
     return "\n".join(lines)
 
 

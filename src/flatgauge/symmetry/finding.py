@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,21 +14,33 @@ from flatgauge.exports import graph_of
 from flatgauge.graph import UnsupportedGraphError
 from flatgauge.isolation import isolated
 from flatgauge.subject import arguments_for, unwrapped
+from flatgauge.symmetry.caches import caches_in, without_caches
 from flatgauge.symmetry.gauge import GaugeGroup, closed
 from flatgauge.symmetry.inference import Inference, infer
-from flatgauge.symmetry.rescaling import Call, copied, jittered, multiplied, same_function
+from flatgauge.symmetry.origin import Origin, structure_of, zeros_of
+from flatgauge.symmetry.rescaling import (
+    Call,
+    cloned,
+    compare,
+    jitter,
+    rescale_state,
+    state_of,
+)
 
 #: Samples that the model is read with; two, so that the batch is told from axes of size one.
 _FEW = 2
 
-#: Samples and moves of the check.
-_MORE, _MOVES = 5, 2
+#: Samples of the second part of the check: another number.
+_MORE = 3
+
+#: More names than this are counted, not listed.
+_SHOWN = 4
 
 #: Draws of the check: any would do, this one is the same every time.
 _SEED = 20190917
 
 
-def find_gauge(model: nn.Module, example_inputs: Any) -> GaugeGroup:
+def find_gauge(model: nn.Module, example_inputs: Any, *, frozen: str = "fixed") -> GaugeGroup:
     """Find all rescalings of a model's parameters that leave its function unchanged.
 
     Every activation and parameter gets unknown scales, every op of the exported graph says how
@@ -35,9 +49,12 @@ def find_gauge(model: nn.Module, example_inputs: Any) -> GaugeGroup:
     copy.
 
     Args:
-        model: A ``torch.nn.Module``; not changed. It is read in eval mode.
+        model: A ``torch.nn.Module``; not changed. It is read in eval mode. Caches in its output
+            (``past_key_values``) are no part of its function.
         example_inputs: What to call it with: a tensor, a tuple of positional arguments, or a
             dict of keyword arguments. The values do not matter, the shapes do.
+        frozen: ``"fixed"`` holds parameters that do not require a gradient, as buffers are held;
+            ``"free"`` lets them move. Where no parameter requires a gradient, all move.
 
     Returns:
         The group.
@@ -46,6 +63,7 @@ def find_gauge(model: nn.Module, example_inputs: Any) -> GaugeGroup:
         UnsupportedGraphError: If the model cannot be exported, or if a rescaled copy does not
             compute the same function.
         TypeError: If an argument is of the wrong kind.
+        ValueError: If `frozen` is neither of the two, or the model cannot be called.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3))
@@ -59,10 +77,49 @@ def find_gauge(model: nn.Module, example_inputs: Any) -> GaugeGroup:
         (True, False)
     """
     inner, call = read_arguments(model, example_inputs)
-    inference, shortened = read_scales(inner, call)
-    gauge = closed(inference)
-    check(inner, gauge, shortened)
-    return gauge
+    return group_of(inner, call, frozen)[0]
+
+
+def group_of(model: nn.Module, call: Call, frozen: str = "fixed") -> tuple[GaugeGroup, Call]:
+    """Find the group of a model, and check it.
+
+    Args:
+        model: The model, without wrappers.
+        call: An example call.
+        frozen: Whether frozen parameters are ``"fixed"`` or ``"free"``.
+
+    Returns:
+        The group, and the call of a few samples that it was found with.
+
+    Raises:
+        UnsupportedGraphError: If the model cannot be exported, or if a rescaled copy does not
+            compute the same function.
+        ValueError: If `frozen` is neither of the two, or the model cannot be called.
+    """
+    if frozen not in ("fixed", "free"):
+        raise ValueError(f"`frozen={frozen!r}` is unknown; use 'fixed' or 'free'.")
+    idle = [name for name, p in model.named_parameters() if not p.requires_grad]
+    all_idle = len(idle) == len(list(model.parameters()))
+    fixed = tuple(idle) if frozen == "fixed" and not all_idle else ()
+    few, caches = _callable(model, call)
+    inference = read_scales(model, few, fixed)
+    notes = []
+    if fixed:
+        notes.append(f"held, as they do not require a gradient: {_listed(fixed)}")
+    elif frozen == "fixed" and idle:
+        notes.append("no parameter requires a gradient, so all may move")
+    if caches:
+        notes.append(f"left out of the outputs, as caches: {_listed(caches)}")
+    origin = Origin(structure_of(model), zeros_of(model, fixed), fixed, few, tuple(notes))
+    gauge = closed(inference, origin)
+    check(model, gauge, few)
+    return gauge, few
+
+
+def _listed(names: tuple[str, ...]) -> str:
+    """A few names, and how many more there are."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(f"`{name}`" for name in names[:_SHOWN]) + more
 
 
 def read_arguments(model: Any, example_inputs: Any) -> tuple[nn.Module, Call]:
@@ -103,38 +160,58 @@ def read_arguments(model: Any, example_inputs: Any) -> tuple[nn.Module, Call]:
     return inner, call.changed(Tensor.detach)
 
 
-def read_scales(model: nn.Module, call: Call) -> tuple[Inference, Call]:
+def read_scales(model: nn.Module, call: Call, fixed: Collection[str] = ()) -> Inference:
     """Export a model and read the scales off its graph.
 
     Args:
         model: The model.
-        call: An example call; a few of its samples are used where the model takes fewer.
+        call: An example call.
+        fixed: The parameters that do not move.
 
     Returns:
-        The scales, and the call that was used.
+        The scales.
 
     Raises:
         UnsupportedGraphError: If the model cannot be exported.
+    """
+    device = next(iter(model.parameters())).device
+    with isolated(model, device):
+        graph = graph_of(model, call.arguments, call.keywords, 0, call.chosen)
+    with torch.no_grad():
+        return infer(graph, state_of(model), fixed)
+
+
+def _callable(model: nn.Module, call: Call) -> tuple[Call, tuple[str, ...]]:
+    """Find a call that works: of a few samples, or the one given where those are too few.
+
+    Returns:
+        The call, and the caches in what the model returns.
+
+    Raises:
         ValueError: If the model cannot be called with the example.
     """
     few = _resized(call, _FEW)
+    caches: tuple[str, ...] = ()
+
+    def look(output: Any) -> Any:
+        nonlocal caches
+        caches = caches_in(output)
+        return call.chosen(output)
+
     if few is not call:
         try:
-            few(model)
+            replace(few, chosen=look)(model)
         except Exception:  # A model of a fixed batch size, or an example without a batch.
             few = call
-    try:
-        few(model)
-    except Exception as error:
-        raise ValueError(
-            f"the model cannot be called with `example_inputs`: {type(error).__name__}: {error}"
-        ) from error
-    device = next(iter(model.parameters())).device
-    with isolated(model, device):
-        graph = graph_of(model, few.arguments, few.keywords, 0, few.chosen)
-    state = dict(model.named_parameters()) | dict(model.named_buffers())
-    with torch.no_grad():
-        return infer(graph, {name: tensor.detach() for name, tensor in state.items()}), few
+    if few is call:
+        try:
+            replace(call, chosen=look)(model)
+        except Exception as error:
+            raise ValueError(
+                f"the model cannot be called with `example_inputs`: {type(error).__name__}: {error}"
+            ) from error
+    # Where the call takes a part of the output, its caches are out of the question.
+    return few, caches if call.chosen is without_caches else ()
 
 
 def check(model: nn.Module, gauge: GaugeGroup, call: Call) -> None:
@@ -150,26 +227,34 @@ def check(model: nn.Module, gauge: GaugeGroup, call: Call) -> None:
     """
     if not gauge.dim:
         return
-    base = jittered(model, list(gauge.inference.scales), _SEED)
-    if not all(bool(t.isfinite().all()) for t in call(base) if t.is_floating_point()):
-        base = model
-    if any(p.dtype in (torch.float16, torch.bfloat16) for p in base.parameters()):
-        base = copied(base).float()  # Half precision has no room for the moves.
+    own = state_of(model)
+    if any(own[n].dtype in (torch.float16, torch.bfloat16) for n in gauge.inference.scales):
+        own = {n: t.float() if t.is_floating_point() else t for n, t in own.items()}
         call = call.changed(lambda t: t.float() if t.is_floating_point() else t)
+    base = jitter(own, gauge.inference.scales, _SEED)
+    outputs = call(model, cloned(base))
+    if not all(bool(t.isfinite().all()) for t in outputs if t.is_floating_point()):
+        base = cloned(own)
+        outputs = call(model, cloned(own))
     generator = Generator().manual_seed(_SEED)
-    others = [call, *_others(call, generator)]
-    for _ in range(_MOVES):
-        move = gauge.sample(generator=generator, log2_range=4)
-        twin = multiplied(base, gauge.factors(move))
-        for other in others:
-            try:
-                same, change = same_function(base, twin, other)
-            except Exception:
-                if other is call:
-                    raise
-                continue  # A shape the model does not take.
-            if not same:
-                raise UnsupportedGraphError(_refusal(other, change))
+    twin = rescale_state(base, gauge.factors(gauge.sample(generator=generator, log2_range=4)))
+    pairs = list(zip(outputs, call(model, cloned(twin)), strict=True))
+    _demand_same(compare(model, base, twin, call, pairs), call)
+    twin = rescale_state(base, gauge.factors(gauge.sample(generator=generator, log2_range=4)))
+    for other in _others(call, generator):
+        try:
+            one, two = other(model, cloned(base)), other(model, cloned(twin))
+            found = compare(model, base, twin, other, list(zip(one, two, strict=True)))
+        except Exception:
+            continue  # A shape the model does not take.
+        _demand_same(found, other)
+
+
+def _demand_same(found: tuple[bool, float], call: Call) -> None:
+    """Refuse a rescaled copy that gives other outputs."""
+    same, change = found
+    if not same:
+        raise UnsupportedGraphError(_refusal(call, change))
 
 
 def _refusal(call: Call, change: float) -> str:

@@ -15,6 +15,7 @@ from torch import Generator, Tensor, nn
 
 from flatgauge.subject import unwrapped
 from flatgauge.symmetry.inference import Inference
+from flatgauge.symmetry.origin import Origin
 from flatgauge.symmetry.rescaling import multiplied
 from flatgauge.symmetry.rules import Pin
 from flatgauge.symmetry.scale import Scale
@@ -44,16 +45,21 @@ class GaugeGroup:
         pinned: The ops that allow no scaling, with what they pin and why.
         names: The parameters and stored means that the group moves.
         sites: For every coordinate, the parameter or op whose output it scales.
+        notes: What was assumed about the model: which parameters are held, what of its output
+            does not count.
     """
 
-    def __init__(self, inference: Inference, system: System) -> None:
+    def __init__(self, inference: Inference, system: System, origin: Origin | None = None) -> None:
         """Solve for the group.
 
         Args:
             inference: The scales of all parameters.
             system: The equations, with those for the model's outputs.
+            origin: The model that the group belongs to.
         """
         self.inference = inference
+        self.origin = origin
+        self.notes: tuple[str, ...] = origin.notes if origin is not None else ()
         self.system = system
         scales = inference.scales
         self._solution: Solution = solve(system, scales.values())
@@ -202,8 +208,9 @@ class GaugeGroup:
         """The same function written differently.
 
         Args:
-            model: The model this group was found for, or another of the same architecture with
-                the same buffers (stored statistics aside); not changed.
+            model: The model this group was found for, a copy, or another of the same architecture
+                with other weights; not changed. A model that is built differently is tried out on
+                the example.
             move: A member of this group.
 
         Returns:
@@ -215,14 +222,17 @@ class GaugeGroup:
         """
         inner = unwrapped(model)
         self._fits(inner)
-        return multiplied(inner, self.factors(move))
+        factors = self.factors(move)
+        if self.origin is not None:
+            self.origin.demand_like(inner, factors)
+        return multiplied(inner, factors)
 
     def layerwise(self) -> GaugeGroup:
         """The subgroup with one scale per tensor (Rangamani et al. 2019, §2)."""
         system = self.system.copy()
         for scale in self.inference.scales.values():
             system.tied(scale, range(len(scale.shape)))
-        return GaugeGroup(self.inference, system)
+        return GaugeGroup(self.inference, system, self.origin)
 
     @property
     def generators(self) -> Generators:
@@ -308,12 +318,20 @@ class Generators(Sequence[dict[str, Tensor]]):
         return found
 
 
-def closed(inference: Inference) -> GaugeGroup:
-    """The group that leaves every output unchanged."""
+def closed(inference: Inference, origin: Origin | None = None) -> GaugeGroup:
+    """The group that leaves every output unchanged.
+
+    Args:
+        inference: The scales of a model.
+        origin: The model.
+
+    Returns:
+        The group.
+    """
     system = inference.system.copy()
     for output in inference.outputs:
         system.pin(output)
-    return GaugeGroup(inference, system)
+    return GaugeGroup(inference, system, origin)
 
 
 def opened(inference: Inference) -> tuple[GaugeGroup, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -13,6 +13,7 @@ from torch import Tensor, fx
 from flatgauge.graph import ModelGraph
 from flatgauge.meetings import meetings
 from flatgauge.nodes import arguments_of, op_name, shape_of
+from flatgauge.symmetry.masks import hidden_entries, masked_form
 from flatgauge.symmetry.rules import Pin, Reading, apply_rule
 from flatgauge.symmetry.scale import Ids, Scale, constant
 from flatgauge.symmetry.system import System
@@ -63,6 +64,7 @@ class Inference:
         times: For every parameter, the numbers of the first and the last op at which it meets
             what depends on the inputs.
         norms: The batch-norms with stored statistics and parameters of their own.
+        hidden: Where a constant hides the entries of a parameter, by name: they have no effect.
     """
 
     system: System
@@ -72,19 +74,21 @@ class Inference:
     outputs: list[Scale]
     times: dict[str, tuple[int, int]]
     norms: tuple[StoredNorm, ...]
+    hidden: dict[str, Tensor]
 
 
-def infer(graph: ModelGraph, state: Mapping[str, Tensor]) -> Inference:
+def infer(graph: ModelGraph, state: Mapping[str, Tensor], fixed: Collection[str] = ()) -> Inference:
     """Follow scales through a graph.
 
     Args:
         graph: The model's graph, exported for one shape.
         state: The values of buffers and parameters, by name.
+        fixed: The parameters that do not move: constants, as buffers are.
 
     Returns:
         The scales of parameters and stored means; the outputs' are not pinned yet.
     """
-    walk = _Walk(graph, state)
+    walk = _Walk(graph, state, fixed)
     for node in graph.nodes:
         walk.read(node)
     return walk.finished()
@@ -93,14 +97,17 @@ def infer(graph: ModelGraph, state: Mapping[str, Tensor]) -> Inference:
 class _Walk:
     """Reads one node of a graph after the other."""
 
-    def __init__(self, graph: ModelGraph, state: Mapping[str, Tensor]) -> None:
+    def __init__(
+        self, graph: ModelGraph, state: Mapping[str, Tensor], fixed: Collection[str]
+    ) -> None:
         self._graph = graph
-        self._names, self._buffers = graph.held, graph.buffers
+        self._held, self._buffers = graph.held, graph.buffers
+        self._names = {node: name for node, name in self._held.items() if name not in fixed}
         self._roles = _roles(graph)
         self._overlapping = _overlapping(state)
-        values = graph.constants(
-            {n: state[n] for n in self._buffers.values() if self._roles[n] == "constant"}
-        )
+        still = [name for name in self._buffers.values() if self._roles[name] == "constant"]
+        still += [name for name in self._held.values() if name in fixed]
+        values = graph.constants({name: state[name] for name in still})
         self._constants = {n: v.cpu() if isinstance(v, Tensor) else v for n, v in values.items()}
         self._system = System()
         self._found: dict[fx.Node, Scale | list[Scale]] = {}
@@ -119,7 +126,7 @@ class _Walk:
             self._found[node] = constant(shape_of(node))
         elif op_name(node):
             reading = Reading(
-                node, self._system, self._found, self._constants, self._names, self._pins
+                node, self._system, self._found, self._constants, self._held, self._pins
             )
             self._found[node] = apply_rule(reading)
 
@@ -134,9 +141,15 @@ class _Walk:
             written = self._found.get(node)
             if isinstance(written, Scale):
                 self._system.pin(written)
-        times, norms = _times(self._graph), tuple(_norms(self._graph))
         return Inference(
-            self._system, self._scales, self._followers, self._pins, outputs, times, norms
+            self._system,
+            self._scales,
+            self._followers,
+            self._pins,
+            outputs,
+            times=_times(self._graph),
+            norms=tuple(_norms(self._graph)),
+            hidden=hidden_entries(self._names, self._constants),
         )
 
     def _parameter(self, name: str) -> Scale:
@@ -144,7 +157,7 @@ class _Walk:
         if name in self._scales:
             return self._scales[name]
         nodes = [node for node, other in self._names.items() if other == name]
-        scale = _parameter(self._system, nodes, name)
+        scale = _parameter(self._system, nodes, name, self._constants)
         if name in self._overlapping:
             self._system.pin(scale)
             reason = "it shares memory with another parameter"
@@ -165,9 +178,12 @@ class _Walk:
         return known[name]
 
 
-def _parameter(system: System, nodes: list[fx.Node], name: str) -> Scale:
+def _parameter(
+    system: System, nodes: list[fx.Node], name: str, constants: Mapping[fx.Node, Any]
+) -> Scale:
     """The unknowns of a parameter: one per entry, or per row and column of a contracted one."""
     shape = shape_of(nodes[0])
+    nodes = [masked_form(node, constants) for node in nodes]
     users = [user for node in nodes for user in node.users]
     convolution = next((u for n in nodes for u in n.users if _convolves(u, n)), None)
     if convolution is not None:
@@ -190,7 +206,7 @@ def _follow(system: System, scales: Mapping[str, Scale]) -> None:
     read = torch.zeros(system.count, dtype=torch.bool)
     for left, right in system.equalities:
         read[left.reshape(-1)] = read[right.reshape(-1)] = True
-    for ids in (*system.zeros, *(rows for rows, _ in system.sums)):
+    for ids in (*system.zeros, *system.seen, *(rows for rows, _ in system.sums)):
         read[ids.reshape(-1)] = True
     for scale in scales.values():
         for _, ids in scale.terms:

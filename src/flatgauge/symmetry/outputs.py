@@ -61,7 +61,8 @@ def find_branches(model: nn.Module, call: Call, gauge: GaugeGroup) -> list[Branc
     double = copied(model).double()
     fine = call.changed(lambda t: t.double() if t.is_floating_point() else t)
     found = []
-    for branches in _proportional(dict(model.named_parameters())):
+    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    for branches in _proportional(trainable):
         if not all(_alike(factors, *pair) for pair in branches.pairs):
             continue
         twins = [copied(double) for _ in _SHARES]
@@ -123,8 +124,10 @@ def find_shift(model: nn.Module, call: Call) -> str | None:
     sizes = {old.shape[axis] for axis in (1, -1) if old.dim() > 1} or {1}
     far = 1 + 2 * float(old.abs().max())  # Far enough to be cut off by a ReLU at the end.
     for name, parameter in reversed(list(model.named_parameters())):
-        if parameter.numel() in sizes and all(
-            _moves_by(model, name, amount, old, call) for amount in (far, -far)
+        if (
+            parameter.requires_grad
+            and parameter.numel() in sizes
+            and all(_moves_by(model, name, amount, old, call) for amount in (far, -far))
         ):
             return name
     return None

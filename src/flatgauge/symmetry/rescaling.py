@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +15,17 @@ from torch.utils import _pytree as pytree
 
 from flatgauge.isolation import isolated
 from flatgauge.subject import computed
+from flatgauge.symmetry.caches import without_caches
 
 #: How far outputs may differ in double precision, beside the largest of them.
 _ROUNDING = 1e-9
+
+#: Random numbers drawn for a change of weights, and how far the next tensor starts: primes, so that
+#: no row and no tensor repeats another.
+_BLOCK, _STEP = 65_537, 7_919
+
+#: Parameters and buffers, by name.
+State = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -32,23 +40,25 @@ class Call:
 
     arguments: tuple[Any, ...]
     keywords: dict[str, Any]
-    chosen: Callable[[Any], Any] = lambda output: output
+    chosen: Callable[[Any], Any] = without_caches
 
-    def __call__(self, model: nn.Module) -> list[Tensor]:
+    def __call__(self, model: nn.Module, state: State | None = None) -> list[Tensor]:
         """Call a model in eval mode, leaving no trace on it.
 
         Args:
             model: The model.
+            state: Parameters and buffers to call it with, which it may write to; None for
+                copies of its own.
 
         Returns:
             All tensors in its output.
         """
         device = next(iter(model.parameters())).device
-        state = dict(model.named_parameters()) | dict(model.named_buffers())
+        if state is None:
+            state = cloned(state_of(model))
         with isolated(model, device), torch.no_grad():
-            copies = {name: tensor.clone() for name, tensor in state.items()}
-            inputs = copy.deepcopy((self.arguments, self.keywords))
-            output = self.chosen(functional_call(model, copies, *inputs))  # It may write to these.
+            inputs = copy.deepcopy((self.arguments, self.keywords))  # It may write to these, too.
+            output = self.chosen(functional_call(model, state, *inputs))
         return [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
 
     def changed(self, function: Callable[[Tensor], Tensor]) -> Call:
@@ -64,6 +74,17 @@ class Call:
         """All tensors it is called with."""
         leaves = pytree.tree_leaves((self.arguments, self.keywords))
         return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+
+def state_of(model: nn.Module) -> State:
+    """The parameters and buffers of a model, by name."""
+    named = dict(model.named_parameters()) | dict(model.named_buffers())
+    return {name: tensor.detach() for name, tensor in named.items()}
+
+
+def cloned(state: State) -> State:
+    """Copies of parameters and buffers."""
+    return {name: tensor.clone() for name, tensor in state.items()}
 
 
 def copied(model: nn.Module) -> nn.Module:
@@ -102,8 +123,39 @@ def multiply(model: nn.Module, factors: Mapping[str, Tensor]) -> None:
     """
     state = dict(model.named_parameters()) | dict(model.named_buffers())
     for name, factor in factors.items():
-        tensor = state[name]
-        new = (tensor.double() * factor.to(tensor.device)).to(tensor.dtype)
+        state[name].copy_(_product(name, state[name], factor))
+
+
+@torch.no_grad()
+def rescale_state(state: State, factors: Mapping[str, Tensor]) -> State:
+    """Copies of parameters and buffers, some of them multiplied.
+
+    Args:
+        state: The parameters and buffers; not changed.
+        factors: Broadcastable to the tensor of that name, in double precision.
+
+    Returns:
+        The copies.
+
+    Raises:
+        ValueError: If a number leaves the range of its precision.
+    """
+    return {
+        name: _product(name, tensor, factors[name]) if name in factors else tensor.clone()
+        for name, tensor in state.items()
+    }
+
+
+def _product(name: str, tensor: Tensor, factor: Tensor) -> Tensor:
+    """A tensor times factors in double precision, rounded once."""
+    factor = factor.to(tensor.device)
+    coarse = factor.to(tensor.dtype)
+    if bool((coarse.frexp().mantissa == 0.5).all()) and torch.equal(coarse.double(), factor):
+        new = tensor * coarse  # Powers of two: the product is not rounded.
+    else:
+        new = (tensor.double() * factor).to(tensor.dtype)
+    kept = torch.count_nonzero(new) == torch.count_nonzero(tensor)
+    if not (bool(kept) and bool(new.sum().isfinite())):  # Rarely: look at every entry.
         lost = (new == 0) & (tensor != 0) | new.isinf() & tensor.isfinite()
         if bool(lost.any()):
             raise ValueError(
@@ -111,25 +163,37 @@ def multiply(model: nn.Module, factors: Mapping[str, Tensor]) -> None:
                 f"{str(tensor.dtype).removeprefix('torch.')}; use a smaller `log2_range`, or "
                 "convert the model with `.double()`."
             )
-        tensor.copy_(new)
+    return new
 
 
-def jittered(model: nn.Module, names: list[str], seed: int) -> nn.Module:
-    """A copy with every named tensor slightly changed, so that no error hides behind zeros."""
-    twin = copied(model)
+@torch.no_grad()
+def jitter(state: State, names: Iterable[str], seed: int) -> State:
+    """Copies of parameters and buffers, slightly changed, so that no error hides behind zeros.
+
+    Args:
+        state: The parameters and buffers; not changed.
+        names: Those to change.
+        seed: Of the changes. A block of random numbers is repeated along every tensor.
+
+    Returns:
+        The copies.
+    """
     generator = torch.Generator().manual_seed(seed)
-    state = dict(twin.named_parameters()) | dict(twin.named_buffers())
-    with torch.no_grad():
-        for name in names:
-            tensor = state[name]
-            noise = torch.randn(tensor.shape, generator=generator, dtype=torch.float32)
-            size = tensor.double().square().mean().sqrt().clamp(min=1e-2).to(tensor.dtype)
-            tensor.add_(0.1 * size * noise.to(tensor))
-    return twin
+    block = torch.randn(_BLOCK, generator=generator, dtype=torch.float32)
+    found = cloned(state)
+    for number, name in enumerate(names):
+        tensor = found[name]
+        width = torch.promote_types(tensor.dtype, torch.float32)
+        size = torch.linalg.vector_norm(tensor, dtype=width) / max(tensor.numel(), 1) ** 0.5
+        noise = 0.1 * size.clamp(min=1e-2) * block.roll(_STEP * number).to(size)
+        times = -(-tensor.numel() // _BLOCK)
+        whole = noise.to(tensor).repeat(times)[: tensor.numel()]
+        found[name] = tensor.add(whole.view(tensor.shape))
+    return found
 
 
 def same_function(one: nn.Module, other: nn.Module, call: Call) -> tuple[bool, float]:
-    """Whether two models give the same outputs on an example, up to rounding.
+    """Whether two models of one architecture give the same outputs on an example, up to rounding.
 
     Args:
         one: A model.
@@ -140,18 +204,42 @@ def same_function(one: nn.Module, other: nn.Module, call: Call) -> tuple[bool, f
         Whether, and the largest difference of any output beside the largest entry of that output:
         0 where all have the same bits, else in double precision, where the models allow that.
     """
+    first, second = state_of(one), state_of(other)
     pairs = list(zip(call(one), call(other), strict=True))
+    return compare(one, first, second, call, pairs)
+
+
+def compare(
+    model: nn.Module, one: State, other: State, call: Call, pairs: Sequence[tuple[Tensor, Tensor]]
+) -> tuple[bool, float]:
+    """Whether a model computes the same with two sets of parameters and buffers, up to rounding.
+
+    Args:
+        model: The model.
+        one: Parameters and buffers.
+        other: Others.
+        call: What to call it with.
+        pairs: Its outputs with the one and with the other.
+
+    Returns:
+        As `same_function`.
+    """
     if all(torch.equal(a, b) for a, b in pairs):
         return True, 0.0
-    fine = call.changed(lambda t: t.double() if t.is_floating_point() else t)
-    twins = [copied(model).double() for model in (one, other)]
+    fine = call.changed(doubled)
+    twins = [{name: doubled(tensor) for name, tensor in state.items()} for state in (one, other)]
     with suppress(RuntimeError):  # A model that insists on its own precision is compared there.
-        pairs = list(zip(fine(twins[0]), fine(twins[1]), strict=True))
+        pairs = list(zip(*(fine(model, twin) for twin in twins), strict=True))
     change = _largest_change(pairs)
     return change <= _ROUNDING, change
 
 
-def _largest_change(pairs: list[tuple[Tensor, Tensor]]) -> float:
+def doubled(tensor: Tensor) -> Tensor:
+    """A copy in double precision, of a tensor of whole numbers as it is."""
+    return tensor.double() if tensor.is_floating_point() else tensor.clone()
+
+
+def _largest_change(pairs: Sequence[tuple[Tensor, Tensor]]) -> float:
     """The largest difference of any output, beside the largest entry of that output."""
     worst = 0.0
     for a, b in pairs:

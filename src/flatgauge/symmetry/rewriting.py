@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, nn
 
-from flatgauge.symmetry.finding import check, read_scales
-from flatgauge.symmetry.gauge import GaugeGroup, Move, closed, opened
+from flatgauge.symmetry.finding import group_of
+from flatgauge.symmetry.gauge import GaugeGroup, Move, opened
 from flatgauge.symmetry.outputs import find_branches, find_shift
 from flatgauge.symmetry.permutation import find_blocks, reorder
 from flatgauge.symmetry.rescaling import Call, multiply
@@ -53,9 +53,8 @@ def find_rewritings(model: nn.Module, call: Call, *, log2_range: float = 6.0) ->
     Returns:
         The groups.
     """
-    inference, few = read_scales(model, call)
-    gauge = closed(inference)
-    check(model, gauge, few)
+    gauge, few = group_of(model, call)
+    inference = gauge.inference
     draws: dict[str, Draw] = {}
     absent: dict[str, str] = {}
     for name, group in (("layerwise", gauge.layerwise()), ("nodewise", gauge)):

@@ -12,6 +12,21 @@ from flatgauge.symmetry.scale import Ids, Scale, Term, groups
 
 _ONE = Fraction(1)
 
+#: Most unknowns in the equations that one op adds, and in those of all ops together.
+MOST_AT_ONCE, MOST = 2**19, 2**24
+
+
+class TooManyScalesError(Exception):
+    """An op relates more scales than are tracked.
+
+    Attributes:
+        count: How many.
+    """
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self.count = count
+
 
 @dataclass
 class System:
@@ -22,6 +37,7 @@ class System:
 
     Attributes:
         count: How many unknowns there are, with the zero.
+        held: How many unknowns the equations hold.
         sites: Where unknowns came from, in order.
         parameters: Whether a site's unknowns belong to a parameter rather than an activation.
         starts: The first unknown of every site.
@@ -29,9 +45,11 @@ class System:
         zeros: Arrays of unknowns that are zero.
         sums: Arrays (equations, terms) of unknowns with coefficients, whose sums are zero.
         links: Pairs of arrays of unknowns that belong to the same units.
+        seen: Arrays of unknowns that an op reads without asking anything of them.
     """
 
     count: int = 1
+    held: int = 0
     sites: list[str] = field(default_factory=lambda: [""])
     parameters: list[bool] = field(default_factory=lambda: [True])
     starts: list[int] = field(default_factory=lambda: [0])
@@ -39,10 +57,12 @@ class System:
     zeros: list[Ids] = field(default_factory=list)
     sums: list[tuple[Ids, tuple[Fraction, ...]]] = field(default_factory=list)
     links: list[tuple[Ids, Ids]] = field(default_factory=list)
+    seen: list[Ids] = field(default_factory=list)
 
     def copy(self) -> System:
         """The same unknowns and equations, to add others to."""
-        return System(self.count, *(list(getattr(self, f.name)) for f in fields(self)[1:]))
+        lists = (list(getattr(self, f.name)) for f in fields(self)[2:])
+        return System(self.count, self.held, *lists)
 
     def fresh(self, shape: Sequence[int], site: str, *, parameter: bool = False) -> Ids:
         """New unknowns.
@@ -79,7 +99,14 @@ class System:
 
     def pin(self, scale: Scale) -> None:
         """State that a tensor cannot be scaled."""
-        self.zero(scale.terms)
+        try:
+            self.zero(scale.terms)
+        except TooManyScalesError:  # No unknown of it moves then, which takes no equations.
+            self.zeros += [ids.reshape(-1) for _, ids in scale.terms]
+
+    def see(self, scale: Scale) -> None:
+        """State that a tensor is read by an op that no positive scale changes."""
+        self.seen += [ids for _, ids in scale.terms]
 
     def equal(self, left: Scale, right: Scale) -> None:
         """State that two tensors scale alike, entry by entry, and are of the same units."""
@@ -155,6 +182,9 @@ class System:
 
     def _rows(self, terms: Sequence[Term]) -> None:
         """State that terms, broadcast together, add up to zero entry by entry."""
+        shape = torch.broadcast_shapes(*(ids.shape for _, ids in terms))
+        if len(terms) > 1:
+            self._demand_room(shape.numel() * len(terms))
         arrays = torch.broadcast_tensors(*(ids for _, ids in terms))
         coefficients = tuple(c for c, _ in terms)
         if len(terms) == 1:
@@ -164,6 +194,12 @@ class System:
         else:
             rows = torch.stack([ids.reshape(-1) for ids in arrays], 1)
             self.sums.append((rows, coefficients))
+
+    def _demand_room(self, count: int) -> None:
+        """Refuse equations that would take too much memory."""
+        if count > MOST_AT_ONCE or self.held + count > MOST:
+            raise TooManyScalesError(count)
+        self.held += count
 
 
 def _axes(ids: Ids) -> list[int]:

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from flatgauge.nodes import op_name
+from flatgauge.symmetry.masks import masked_form
 from flatgauge.symmetry.rules.table import Reading, Result, rule
 from flatgauge.symmetry.scale import Scale, constant, product
 
@@ -47,7 +48,7 @@ def cast(reading: Reading) -> Result:
     if kind.is_floating_point:
         return _first(reading)
     if kind == torch.bool:  # Whether it is zero, which no scale changes.
-        return reading.fixed()
+        return unseen(reading)
     return _pinned(reading, "a cast to whole numbers rounds")
 
 
@@ -125,7 +126,9 @@ def compared(reading: Reading) -> Result:
 
 @rule("sign", "sgn", "isnan", "isinf", "isfinite", "logical_not", "signbit")
 def unseen(reading: Reading) -> Result:
-    """Scaling by a positive number does not change the result."""
+    """Scaling by a positive number does not change the result: every entry has its own scale."""
+    for scale in reading.tensors():
+        reading.system.see(scale)
     return reading.fixed()
 
 
@@ -239,11 +242,18 @@ def _met(reading: Reading, left: Scale, right: Scale) -> Scale:
     return Scale(reading.shape, terms)
 
 
+def _masks(reading: Reading, value: object, weight: object) -> bool:
+    """Whether a constant masks a parameter: the entries that it hides scale as the others do."""
+    if value not in reading.constants or not isinstance(weight, fx.Node):
+        return False
+    return weight in reading.names and masked_form(weight, reading.constants) is reading.node
+
+
 def _product(reading: Reading, left: object, right: object, power: int) -> Scale:
     """The scale of a product or quotient; plain numbers change nothing."""
     scales = []
-    for value, sign in ((left, 1), (right, power)):
-        if not isinstance(value, (int, float)):
+    for value, other, sign in ((left, right, 1), (right, left, power)):
+        if not isinstance(value, (int, float)) and not _masks(reading, value, other):
             scales.append(reading.scale(value).times(sign))
     whole = product(*scales)
     result = reading.settled(whole)

@@ -12,7 +12,7 @@ from torch import Tensor, fx
 
 from flatgauge.nodes import arguments_of, is_floating, op_name, source_line
 from flatgauge.symmetry.scale import ZERO, Scale, constant, squeezed
-from flatgauge.symmetry.system import System
+from flatgauge.symmetry.system import System, TooManyScalesError
 
 Result = Scale | list[Scale]
 Rule = Callable[["Reading"], Result]
@@ -233,7 +233,12 @@ def apply_rule(reading: Reading) -> Result:
     op = op_name(reading.node)
     own = hasattr(reading.node.target, "_schema") or op == "getitem"  # Else sizes are computed.
     if op in RULES and own:
-        return RULES[op](reading)
+        try:
+            return RULES[op](reading)
+        except TooManyScalesError as error:
+            reason = f"too many scales ({error.count:,}) to track"
+            reading.pin(*reading.tensors(), reason=reason)
+            return reading.fixed()
     if any(scale.terms for scale in reading.tensors()) and is_floating(reading.node):
         reading.pin(
             *reading.tensors(),
