@@ -202,6 +202,7 @@ def test_expectation_that_overflows_is_infinite_and_marked():
         (epsilon_sharpness, {"starts": 0}, "`starts=0` and `steps=10` must be at least 1"),
         (expected_sharpness, {"sigma": -1.0}, r"`sigma=-1\.0` must be a positive"),
         (expected_sharpness, {"pairs": 1}, "`pairs=1` gives no standard error"),
+        (expected_sharpness, {"pairs": 10**9}, "asks for 2,000,000,000 passes over all samples"),
     ],
 )
 def test_settings_out_of_range(function, options, message):

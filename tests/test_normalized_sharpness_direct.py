@@ -196,6 +196,7 @@ def test_noise_does_not_depend_on_what_was_measured_before():
         ({"tolerance": 0.0}, r"`tolerance=0.0` must lie between 0 and 1"),
         ({"steps": -1}, r"`steps=-1` must be a whole number"),
         ({"pairs": 1}, r"`pairs=1` gives no standard error"),
+        ({"pairs": 10**9}, r"asks for 2,000,000,000 passes over all samples; draw at most"),
         ({"surrogate": "hinge"}, r"`surrogate='hinge'` is unknown"),
         ({"layers": "no"}, r"matches no layer"),
         ({"generator": None}, r"needs a generator; pass"),

@@ -9,7 +9,7 @@ from torch import Generator
 
 from flatgauge.arguments import check_radius
 from flatgauge.estimators import Estimate
-from flatgauge.functionals.functional import functional, required
+from flatgauge.functionals.functional import check_pairs, functional, required
 from flatgauge.geometry import Chart
 
 
@@ -33,7 +33,7 @@ def expectation(
     Args:
         chart: The loss around the point.
         sigma: The size of the noise; None for the geometry's default.
-        pairs: Number of pairs, at least 2.
+        pairs: Number of pairs, at least 2 and at most a million.
         caller: Who asks, for the message about a missing generator.
         generator: Source of randomness, required.
 
@@ -42,14 +42,13 @@ def expectation(
         displacement has infinite loss.
 
     Raises:
-        ValueError: If `sigma` is not positive, there are fewer than two pairs, or the generator
+        ValueError: If `sigma` is not positive, there are fewer than two pairs or more than a million, or the generator
             is missing.
     """
     source = required(generator, caller)
     sigma = chart.sigma if sigma is None else sigma
     check_radius("sigma", sigma, chart.surface.dtype)
-    if pairs < 2:
-        raise ValueError(f"`pairs={pairs!r}` gives no standard error; draw at least 2 pairs.")
+    check_pairs(pairs)
     base = chart.value(chart.origin)
     rises = []
     for _ in range(pairs):

@@ -15,6 +15,7 @@ from flatgauge.curvature.summary import select
 from flatgauge.curvature.surrogate import caveats, samples_without_loss, under_surrogate
 from flatgauge.estimators import Estimate
 from flatgauge.estimators.probes import branches, required
+from flatgauge.functionals.functional import check_pairs
 from flatgauge.layers import Layer
 from flatgauge.measures.normalized_sharpness import scaled
 from flatgauge.measures.registry import measure
@@ -139,8 +140,7 @@ def normalized_sharpness_direct(
         raise ValueError(f"`tolerance={tolerance!r}` must lie between 0 and 1, such as 0.02.")
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
         raise ValueError(f"`steps={steps!r}` must be a whole number of at least 0.")
-    if pairs < 2:
-        raise ValueError(f"`pairs={pairs!r}` gives no standard error; draw at least 2 pairs.")
+    check_pairs(pairs)
     source = required(
         generator,
         caller="normalized_sharpness_direct(surface)",
