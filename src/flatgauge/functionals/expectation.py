@@ -42,8 +42,8 @@ def expectation(
         displacement has infinite loss.
 
     Raises:
-        ValueError: If `sigma` is not positive, there are fewer than two pairs or more than a million, or the generator
-            is missing.
+        ValueError: If `sigma` is not positive, there are fewer than two pairs or more than a
+            million, or the generator is missing.
     """
     source = required(generator, caller)
     sigma = chart.sigma if sigma is None else sigma
