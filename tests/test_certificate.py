@@ -288,11 +288,11 @@ def test_measures_that_cannot_be_taken_are_told_once():
         parameter.requires_grad_(name.endswith("bias"))
     case = build("mlp")
     certificate = certify(LossSurface(model, case.loss, (case.inputs, case.targets)), trials=1)
-    assert verdicts(certificate)["rho_sum", "nodewise"] == "unmeasured"
-    assert verdicts(certificate)["rho_sum", "branches"] == "absent"
+    assert verdicts(certificate)["rho_sum", "output_shift"] == "unmeasured"
+    assert verdicts(certificate)["rho_sum", "nodewise"] == "absent"  # All weights are frozen.
     text = repr(certificate)
     assert text.count("could not be measured: the model has no layers") == 1
-    assert "nodewise: not tried" not in text
+    assert "output_shift: not tried" not in text
 
 
 def test_a_certificate_without_claims_says_so():
@@ -428,7 +428,7 @@ def test_a_frozen_backbone():
     case.model[0].requires_grad_(False)
     certificate = certify(case.surface(), trials=1)
     assert certificate.passed
-    assert certificate.scales == 9
+    assert certificate.scales == 4  # Those of the first layer are fixed with it.
 
 
 #: Measures of different kinds that take little time on large networks.
