@@ -9,7 +9,7 @@ from torch import Tensor, fx
 from torch.nn import functional as F
 
 from flatgauge.graph import ModelGraph
-from flatgauge.nodes import arguments_of, op_name, shape_of, source_line
+from flatgauge.nodes import arguments_of, is_floating, op_name, shape_of, source_line
 
 #: Ops that only reorder the axes of a matrix.
 _TRANSPOSES = ("t", "transpose", "permute", "numpy_T")
@@ -114,6 +114,11 @@ def find_layers(graph: ModelGraph) -> dict[str, Layer]:
         read more than once is listed with its first reader.
     """
     names = {node: name for name, node in graph.parameters.items()}
+    for node in graph.nodes:  # Autocast reads a parameter in another precision.
+        if op_name(node) == "_to_copy" and is_floating(node):
+            (source,) = node.all_input_nodes
+            if source in names:
+                names[node] = names[source]
     layers: dict[str, Layer] = {}
     for node in graph.nodes:
         layer = _layer_at(node, names)

@@ -61,6 +61,13 @@ _OTHER_LOSS = (
     "`lambda output, labels: F.cross_entropy(output.logits.flatten(0, -2), labels.flatten())`."
 )
 
+_TOO_COARSE = (
+    "the model computes in {} by casts in its forward, and rounds so much that samples do not add "
+    "up to a mean; second derivatives of it would be noise. Take the casts out (compute in the "
+    "precision of the parameters), or write `with torch.autocast(...)` in their place, which is "
+    "left out when measuring."
+)
+
 SHARDED = (
     "the model is sharded by FSDP, and only its loss, its gradient and differences of the gradient "
     "can be computed so: `epsilon_sharpness`, `expected_sharpness`, `adaptive_sharpness`, and "
@@ -98,6 +105,7 @@ class Objective:
         self.listener: Callable[[int], None] | None = None
         self.ceiling: int | None = None
         with isolated(subject.model, subject.device):
+            subject.settle_precision(partial(self._output, self._first_few(), own=loss.own))
             self.loss = self._settled(loss)
             self._try_out()
             try:
@@ -109,7 +117,12 @@ class Objective:
                     raise
                 # Kernels round differently for one sample, and a ReLU may flip: look again in
                 # double precision before refusing.
-                self._count_of, self.notes = self._found_count(subject.doubled(), denominator)
+                try:
+                    self._count_of, self.notes = self._found_count(subject.doubled(), denominator)
+                except ValueError as error:
+                    if not subject.coarse:
+                        raise
+                    raise ValueError(_TOO_COARSE.format(subject.coarse)) from error
         self.notes = [*self.loss.notes, *self._remarks, *self.notes]
         self._count_all()
 
@@ -415,6 +428,11 @@ class Objective:
         other = copy.copy(self)
         other.loss = loss
         return other._evaluated(self._subject, few)
+
+    def _output(self, few: Batch, *, own: bool) -> Any:
+        """What the model returns."""
+        subject = self._subject
+        return subject(subject.leaves, subject.place(few), with_labels=own)
 
     def _first_few(self) -> Batch:
         """The first samples, whether they count or not."""

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 #: What reordered sums and arbitrary factors may change, relatively, in single and in double
 #: precision.
@@ -78,3 +81,34 @@ class Sums:
     def total(self) -> Tensor:
         """The sum, to be asked for once; of a few chunks in their own precision."""
         return self.near if self._far is None else self._far.add_(self.near)
+
+
+class Coarse(TorchDispatchMode):
+    """Notices what is computed with less than single precision (autocast, casts of a model's own).
+
+    Attributes:
+        kinds: The precisions.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.kinds: set[torch.dtype] = set()
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run an operation, and look at what it gives."""
+        result = func(*args, **(kwargs or {}))
+        for value in pytree.tree_leaves(result):
+            if isinstance(value, Tensor) and value.is_floating_point() and value.dtype.itemsize < 4:
+                self.kinds.add(value.dtype)
+        return result
+
+
+def names_of(kinds: set[torch.dtype]) -> str:
+    """Precisions by their names, as in ``bfloat16``."""
+    return " and ".join(sorted(str(kind).removeprefix("torch.") for kind in kinds))

@@ -15,6 +15,7 @@ from flatgauge.batch import Batch
 from flatgauge.compiled import compiled_parts, in_words, is_compiled
 from flatgauge.compiled_forward import CompiledForward
 from flatgauge.nested import map_tensors, tensors
+from flatgauge.precision import Coarse, names_of
 from flatgauge.products import differentiate
 
 #: Single-precision numbers in a vector register.
@@ -49,6 +50,7 @@ class Subject:
         dtype: The precision of the computation.
         device: Where it runs.
         sharded: Whether every process holds a part of every parameter only.
+        coarse: The precisions below single in which the model computes, "" for none.
 
     Args:
         model: The module.
@@ -71,6 +73,8 @@ class Subject:
         self.names = tuple(parameters)
         self.device = _single_device(parameters)
         self.dtype = dtype or self._precision(parameters)
+        self._follows = dtype is None
+        self.coarse = ""
         self._holder = _Holder(self.model)
         self.leaves: tuple[Tensor, ...] = ()
         self._others: dict[str, Tensor] = {}
@@ -108,6 +112,44 @@ class Subject:
             for one, other in zip(found, usual, strict=True)
         )
 
+    def settle_precision(self, evaluate: Callable[[], Any]) -> None:
+        """Notice a model that computes in half precision by itself; leave that out where possible.
+
+        Autocast does not touch double precision, and half is too coarse for second derivatives.
+
+        Args:
+            evaluate: Calls the model.
+        """
+        if self.sharded:
+            return
+        self.coarse = _coarse(evaluate)
+        if not self.coarse:
+            return
+        advice = "numbers have few digits"
+        if self._follows and self.device.type != "mps":
+            found, before = self.coarse, self.dtype
+            self._compute_in(torch.float64)
+            self.coarse = _coarse(evaluate)
+            if not self.coarse:
+                self._notes.append(
+                    f"the model computes in {found} by itself (`torch.autocast` in its forward); "
+                    "measured in float64, which autocast leaves as it is"
+                )
+                return
+            self._compute_in(before)
+        elif self.device.type != "mps":
+            advice += "; `dtype=None` or `dtype=torch.float64` measures in double precision, which "
+            advice += "autocast leaves as it is"
+        self._notes.append(
+            f"the model computes in {self.coarse} by itself (`torch.autocast` or casts in its "
+            f"forward), whatever the precision of its parameters: {advice}"
+        )
+
+    def _compute_in(self, dtype: torch.dtype) -> None:
+        """Compute in another precision from now on; the model stays as it is."""
+        self.dtype, self.leaves = dtype, ()
+        self.refresh()
+
     def _found(self, few: Batch, evaluate: Callable[[Batch], Any]) -> list[Tensor]:
         """All tensors in what model and loss give."""
         with torch.no_grad():
@@ -120,10 +162,8 @@ class Subject:
     def convert(self, dtype: torch.dtype) -> None:
         """Compute in another precision from now on, the model included."""
         self.model.to(dtype)
-        self.dtype = dtype
         self._channels_last &= dtype is torch.float32
-        self.leaves = ()
-        self.refresh()
+        self._compute_in(dtype)
 
     def refresh(self) -> bool:
         """Read the model again if its parameters or buffers changed.
@@ -249,6 +289,16 @@ class Subject:
             names = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in own))
             self._notes.append(f"the parameters are {names}; measured in float32")
         return torch.float32
+
+
+def _coarse(evaluate: Callable[[], Any]) -> str:
+    """The precisions below single in which a model computes, by their names."""
+    with torch.no_grad(), Coarse() as seen:
+        try:
+            evaluate()
+        except Exception:  # What is wrong with the model is said when it is tried out.
+            return ""
+    return names_of(seen.kinds)
 
 
 def gains_by_channels_last(model: nn.Module, device: torch.device) -> bool:

@@ -220,6 +220,9 @@ def _site(
     if graph.sample_axis(reader) is None:
         return f"samples cannot be told apart where {op_name(reader)} reads it"
     if layer is not None:
+        precision = reader.meta["val"].dtype
+        if precision != node.meta["val"].dtype:
+            return f"it is read in {str(precision).removeprefix('torch.')}"
         return Site("layer", reader) if _told_apart(graph, layer) else _MIXED
     given = arguments_of(reader)
     for owner in layers.values():

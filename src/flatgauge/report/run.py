@@ -88,7 +88,7 @@ def facts_of(
         loss=loss,
         gradient_norm=length_of(gradient),
         weight_decay=surface.weight_decay,
-        dtype=str(surface.dtype).removeprefix("torch."),
+        dtype=surface.subject.coarse or str(surface.dtype).removeprefix("torch."),
         device=str(surface.device),
         products=surface.product_method if surface.matvecs else None,
         sweep=sweep,
