@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import functools
+import itertools
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset
 
 import flatgauge as fg
 from flatgauge import LossSurface
@@ -98,6 +100,34 @@ def test_a_model_that_differentiates_by_its_inputs_may_be_given_those_that_requi
     inputs = X.clone().requires_grad_()
     (slope,) = torch.autograd.grad(net()(inputs).square().sum(), inputs)
     assert surface.value() == pytest.approx(F.mse_loss(slope, X).item(), rel=1e-5)
+
+
+class Endless(IterableDataset):
+    """Gives the same samples over and over."""
+
+    def __iter__(self):
+        return itertools.cycle(zip(X, Y, strict=True))
+
+
+class Long(Endless):
+    """Says how long it is, and comes to an end there."""
+
+    def __len__(self) -> int:
+        return 60
+
+    def __iter__(self):
+        return itertools.islice(super().__iter__(), len(self))
+
+
+def test_a_loader_without_an_end_is_refused_after_so_many_samples(monkeypatch):
+    monkeypatch.setattr("flatgauge.batches._MOST_SAMPLES", 50)
+    with pytest.raises(ValueError, match=r"not come to an end after 56 samples \(.*\).*islice"):
+        LossSurface(net(), "cross_entropy", DataLoader(Endless(), batch_size=8))
+    surface = LossSurface(net(), "cross_entropy", DataLoader(Long(), batch_size=8))
+    assert surface.samples == 60
+    monkeypatch.setattr("flatgauge.batches._MOST_BYTES", 1000)
+    with pytest.raises(ValueError, match=r"not come to an end after 48 samples"):
+        LossSurface(net(), "cross_entropy", DataLoader(Endless(), batch_size=8))
 
 
 # -- settings ---------------------------------------------------------------------------------

@@ -23,9 +23,20 @@ from torch.utils.data import (
 
 from flatgauge.batch import Batch, alike, as_batch, checked, cut, digests, join, joined
 from flatgauge.isolation import Randomness
+from flatgauge.memory import format_bytes
 from flatgauge.processes import BY_ITSELF, Processes
 
+#: What is read at most of data that do not say how many they are: they may have no end.
+_MOST_SAMPLES, _MOST_BYTES = 2**18, 2**35
+
 EMPTY = "`data` is empty; a loss surface needs at least one sample."
+
+_NO_END = (
+    "`data` does not say how long it is (`len(data)` fails), and has not come to an end after {:,} "
+    "samples ({}); a loss surface needs a finite set of samples. Take some of them "
+    "(`list(itertools.islice(data, 100))` for 100 batches); or, if there is an end, give `data` "
+    "(or its IterableDataset) a `__len__`."
+)
 
 
 class Batches:
@@ -62,7 +73,7 @@ class Batches:
                 self._stored = joined(self._stored)
         else:
             self._source = self._ordered(data)
-            self._stored = self._settle(room, check)
+            self._stored = self._settle(room, check, endless=_length(self._source) is None)
         if self.samples == 0 and not may_be_empty:
             raise ValueError(EMPTY)
         self.shares, self.stored_everywhere = [self.samples], self.stored
@@ -210,8 +221,20 @@ class Batches:
             self.notes.append("the loader drops its last batch at random; all samples are read")
         return rebuilt(loader, batch_size=loader.batch_size)
 
-    def _settle(self, room: int, check: bool) -> list[Batch] | None:
-        """Read twice, compare, and keep the samples if there is room for them."""
+    def _settle(self, room: int, check: bool, *, endless: bool = False) -> list[Batch] | None:
+        """Read twice, compare, and keep the samples if there is room for them.
+
+        Args:
+            room: The bytes that may be kept.
+            check: Whether to read twice.
+            endless: Whether the data may have no end.
+
+        Returns:
+            The samples, None if there is no room.
+
+        Raises:
+            ValueError: If they change, or do not come to an end.
+        """
         with _undisturbed(self._source):
             kept: list[Batch] = []
             first: list[int] = []
@@ -219,6 +242,8 @@ class Batches:
             for batch in self._read(self._source):
                 first += digests(batch)
                 size += batch.bytes
+                if endless and (len(first) > _MOST_SAMPLES or size > _MOST_BYTES):
+                    raise ValueError(_NO_END.format(len(first), format_bytes(size)))
                 if size <= room:
                     kept.append(batch.copy())  # A loader may fill the same tensors again.
                 else:
@@ -255,6 +280,14 @@ class Batches:
             where = f"batch {position} of `data`"
             batch = raw if isinstance(raw, Batch) else as_batch(raw, where=where)
             yield checked(batch, where) if check else batch
+
+
+def _length(source: Any) -> int | None:
+    """How many batches a source says that it has; None where it does not say."""
+    try:
+        return len(source)
+    except (TypeError, NotImplementedError):
+        return None
 
 
 class _Window:
