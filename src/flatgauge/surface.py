@@ -63,14 +63,15 @@ class LossSurface:
             differs from cross-entropy (as a language model's does), else for cross-entropy.
         data: A DataLoader, a data set, any re-iterable of batches, or one ``(inputs, targets)``
             pair. A batch is such a pair or a dict; tuples of inputs are passed as positional,
-            dicts as keyword arguments.
+            dicts as keyword arguments (or whole, to a model that takes one dict).
         memory: What may be taken on top of what the process holds now: a copy of the parameters,
             vectors of the model's size, graphs, columns. ``"2GiB"``, bytes, or ``"auto"`` for half
             of what is free. What does not fit is computed again when it is needed.
         chunk: Samples per pass; None chooses by the memory they need. Results do not depend
             on it.
         dtype: Precision of the computation; None follows the model (half precision is measured
-            in float32). ``torch.float64`` measures a float32 model in double precision.
+            in float32, a forward with autocast in float64, which autocast leaves as it is).
+            ``torch.float64`` measures a float32 model in double precision.
         weight_decay: Adds ½ · weight_decay · ‖θ‖² to the loss.
         denominator: What a callable loss divides by, as a function of a batch's targets (of its
             inputs if it has no targets), where that cannot be found by watching it.

@@ -121,6 +121,8 @@ def _targets(array: np.ndarray[Any, Any], path: str) -> Tensor:
 
 def _converted(role: str, array: np.ndarray[Any, Any], kind: Any, path: str) -> Tensor:
     """An array in another kind of numbers, refused where they do not fit."""
+    if np.can_cast(array.dtype, kind):
+        return torch.from_numpy(array.astype(kind))
     limits: Any = np.iinfo(kind) if kind is np.int64 else np.finfo(kind)
     numbers = array[np.isfinite(array)]
     low, high = (numbers.min(), numbers.max()) if numbers.size else (0, 0)
