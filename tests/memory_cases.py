@@ -69,4 +69,15 @@ def conv(samples=2000):
     return model, "cross_entropy", (torch.randn(samples, 1, 28, 28), torch.arange(samples) % 10)
 
 
+def curved(width, depth=3):
+    """A perceptron in whose weights the output is curved: all is estimated by products."""
+    layers = [nn.Linear(64, width), nn.GELU()]
+    for _ in range(depth):
+        layers += [nn.Linear(width, width), nn.GELU()]
+    model = nn.Sequential(*layers, nn.Linear(width, 10))
+    return model, "cross_entropy", (torch.randn(4, 64), torch.arange(4))
+
+
 CASES = {"resnet": resnet, "cifar": cifar, "conv": conv, "few": lambda: conv(8)}
+CASES |= {"few curved": lambda: curved(8), "curved": lambda: curved(600)}
+CASES |= {"curved, 89 million": lambda: curved(5450)}

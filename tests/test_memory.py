@@ -102,7 +102,7 @@ def status(key):
 torch.manual_seed(0)
 torch.set_num_threads(1)
 names = sys.argv[4].split(",") if sys.argv[4] else MEASURES
-few = fg.LossSurface(*CASES["few"]())
+few = fg.LossSurface(*CASES["few curved" if "curved" in sys.argv[2] else "few"]())
 fg.measure(few, measures=names)  # libraries and kernels are loaded before the count begins
 del few
 case = CASES[sys.argv[2]]()
@@ -151,6 +151,28 @@ def test_large_data_and_large_models_stay_within_their_budget(case, budget):
         need_data("cifar-10-batches-bin")
     peak, _ = measured(case, budget)
     assert peak <= 1.2 * budget
+
+
+#: What is estimated by products with vectors of the model's size where it cannot be swept.
+ESTIMATED = "hessian_trace,rho_sum,kappa_trace_sum,normalized_sharpness"
+
+
+@pytest.mark.slow
+@ON_LINUX
+def test_estimates_by_many_vectors_stay_within_the_budget():
+    # 1.1 million parameters: room for 26 vectors of their size, of which an estimate of the trace
+    # alone could use 48 at once.
+    peak, _ = measured("curved", 115, "hessian_trace")
+    assert peak <= 1.2 * 115
+
+
+@pytest.mark.slow
+@LONG
+@ON_LINUX
+@pytest.mark.parametrize("measure", ESTIMATED.split(","))
+def test_89_million_parameters_stay_within_eight_gibibytes(measure):
+    peak, _ = measured("curved, 89 million", 8192, measure)
+    assert peak <= 1.2 * 8192
 
 
 def test_a_sweep_lets_go_of_all_that_listened():

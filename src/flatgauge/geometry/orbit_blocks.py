@@ -75,7 +75,10 @@ def orbit_blocks(
     scale = surface.objective.count / (surface.objective.count - left_out)
     estimated = {}
     for name in names:
-        means, errors = ({k: scale * v for k, v in part.items()} for part in found[name])
+        # The estimates themselves where nothing was left out: copies are twice the model each.
+        means, errors = (
+            {k: v if scale == 1 else scale * v for k, v in part.items()} for part in found[name]
+        )
         reason, weight = swept.missing[name], params[name]
         estimated[name] = Block(name, False, reason, weight, means, errors, layer=layers.get(name))
     blocks = {name: estimated.get(name) or swept[name] for name in surface.names}

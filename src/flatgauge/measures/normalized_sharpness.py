@@ -187,8 +187,7 @@ def normalized_sharpness(
         generator=generator,
     )
     names = select(blocks.layers, layers)
-    scalings = {name: scaled(blocks[name]) for name in names}
-    values = {name: _solved(blocks[name], scalings[name]) for name in names}
+    values = {name: _solved(blocks[name], scaled(blocks[name])) for name in names}
     diagonals = [blocks[name].values["diagonal"] for name in names]
     negative = sum(float(h.clamp_max(0).abs().sum()) for h in diagonals)
     whole = sum(float(h.abs().sum()) for h in diagonals)
