@@ -385,7 +385,7 @@ def _penalties(
     wanted: frozenset[str],
 ) -> dict[str, Tensor]:
     """What a penalty of ½ · decay · ‖θ‖² adds to every part that is wanted."""
-    number = torch.tensor(decay, dtype=torch.float64, device=wide(value[:0]).device)
+    number = torch.tensor(decay, dtype=torch.float64, device=wide(value.reshape(-1)[:0]).device)
     found = {"trace": number * value.numel(), "diagonal": number}
     if "own" in wanted:
         found["own"] = decay * wide(value).square().sum()
