@@ -170,7 +170,7 @@ def test_one_sweep_serves_all_measures_until_the_parameters_change(monkeypatch):
     )
     names = ["hessian_trace", "kappa_trace_sum", "rho_max", "relative_flatness"]
     first = fg.measure(surface, measures=names)
-    assert sweeps == [{"trace", "incoming", "outgoing", "relative"}]
+    assert sweeps == [{"trace", "outgoing", "relative"}]
     again = fg.measure(surface, measures=names, seed=7)
     assert len(sweeps) == 1
     assert [again[n].value for n in names] == [first[n].value for n in names]
@@ -291,9 +291,6 @@ def test_leaving_out_what_cannot_be_swept():
     blocks = block_curvature(build("gelu").surface(), ("trace",), estimate=False)
     assert list(blocks) == ["4.weight", "4.bias"]
     assert set(blocks.missing) == {"0.weight", "0.bias", "2.weight", "2.bias"}
-
-
-# -- sharing ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
