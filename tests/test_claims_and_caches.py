@@ -122,7 +122,7 @@ def test_parameters_frozen_later_are_told():
     case = build("mlp")
     surface = case.surface()
     case.model[0].weight.requires_grad_(False)
-    with pytest.raises(ValueError, match="frozen or set free since the surface was made"):
+    with pytest.raises(ValueError, match=r"made for \(gone, or frozen: `0.weight`\)"):
         fg.measures.normalized_sharpness(surface)
 
 

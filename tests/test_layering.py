@@ -14,9 +14,10 @@ ROOT = Path(flatgauge.__file__).parent
 
 #: From the ground up; a module may import only from lines above its own, or from its own unit.
 LAYERS = [
-    ["code_names"],
+    ["blame", "code_names", "copying"],
     ["compiled"],
-    ["silent_units"],
+    ["silent_units", "snapshot"],
+    ["parameter_caches"],
     [
         "arguments",
         "nested",

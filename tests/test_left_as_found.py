@@ -6,6 +6,7 @@ import copy
 import pickle
 import random
 import threading
+from collections import deque
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ from reference import dense_gradient, dense_hessian, error
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from flatgauge import LossSurface
+from flatgauge import LossSurface, find_gauge
+from flatgauge.graph import UnsupportedGraphError
 
 
 def everything_of(model: nn.Module) -> dict[str, object]:
@@ -268,3 +270,135 @@ def test_the_cached_gradient_is_not_handed_out():
     assert torch.equal(again, kept)
     again.zero_()
     assert torch.equal(surface.gradient(), kept)
+
+
+def of_random(model: nn.Module) -> LossSurface:
+    return LossSurface(model, "cross_entropy", (torch.randn(5, 4), torch.arange(5) % 3))
+
+
+class Hooking(nn.Module):
+    """Registers hooks, a buffer, a parameter, a module and more in its forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.table, self.items, self.kinds = nn.Linear(4, 3), {"a": [1]}, [1, 2], {1}
+        self.recent, self.scale = deque([1.0], maxlen=2), torch.ones(())
+        self.counts, self.parts = np.zeros(2), [nn.Linear(3, 3)]
+        self.noise = torch.Generator().manual_seed(0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        part, output = self.linear, self.linear(x)
+        part.register_forward_hook(lambda *_: None)
+        part.register_forward_hook(lambda *_, **__: None, with_kwargs=True, always_call=True)
+        part.register_forward_pre_hook(lambda *_: None, prepend=True)
+        part.register_full_backward_hook(lambda *_: None)
+        part.register_full_backward_pre_hook(lambda *_: None)
+        part.register_state_dict_post_hook(lambda *_: None)
+        part.register_state_dict_pre_hook(lambda *_: None)
+        part.register_load_state_dict_pre_hook(lambda *_: None)
+        part.register_load_state_dict_post_hook(lambda *_: None)
+        part.register_buffer("fresh", torch.zeros(()), persistent=False)
+        self.added = nn.Linear(1, 1)
+        self.table["a"].append(2), self.table.update(b=x)
+        self.items.clear(), self.kinds.add(2), self.recent.append(2.0)
+        self.counts[0] += 1
+        self.scale *= 2
+        self.parts[0].last = x
+        torch.rand(1, generator=self.noise)
+        return output
+
+
+def attributes(module: nn.Module) -> dict[str, object]:
+    plain = {k: v for k, v in vars(module).items() if k not in ("_parameters", "noise", "linear")}
+    return {name: copy.deepcopy(value) for name, value in plain.items()}
+
+
+def test_everything_that_a_forward_pass_registers_is_put_back():
+    model = Hooking().eval()
+    handle = model.linear.register_forward_hook(lambda *_: None)
+    parts = [model, model.linear, model.parts[0]]
+    before, state = [attributes(part) for part in parts], model.noise.get_state()
+    held = [id(value) for part in parts for value in vars(part).values()]
+    names = [name for name, _ in model.named_parameters()]
+    surface = of_random(model)
+    everything(surface)
+    with pytest.raises(UnsupportedGraphError, match="is mutated in the forward"):
+        find_gauge(model, torch.randn(5, 4))
+    assert [name for name, _ in model.named_parameters()] == names
+    assert [id(value) for part in parts for value in vars(part).values()] == held
+    for part, attribute in zip(parts, before, strict=True):
+        now = attributes(part)
+        assert now.pop("counts", np.zeros(2)).tolist() == [0.0, 0.0]
+        assert now.keys() | {"counts"} == attribute.keys() | {"counts"}
+        for name, value in now.items():
+            if name not in ("_modules", "parts", "_forward_hooks"):
+                assert value == attribute[name], name
+    assert list(model.linear._forward_hooks) == [handle.id]
+    assert torch.equal(model.noise.get_state(), state)
+    handle.remove()
+    assert not model.linear._forward_hooks
+
+
+class Tallying(nn.Module):
+    """Its output depends on what the calls before have left in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.seen = nn.Linear(4, 3), []
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.seen.append(1)
+        return self.linear(x) * len(self.seen)
+
+
+def test_every_call_begins_with_the_model_as_it_was_found():
+    model = Tallying()
+    surface = of_random(model)
+    whole, single = surface.value(), LossSurface(model, "cross_entropy", surface_data(), chunk=1)
+    assert whole > 0
+    assert single.value() == pytest.approx(single.value(single.point))
+    assert model.seen == []
+
+
+class Caching(nn.Module):
+    """Keeps what it computes from a parameter in eval mode, as LeViT does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.bias, self.cache = nn.Linear(4, 3), nn.Parameter(torch.randn(2)), {}
+        self.index, self.constant = torch.tensor([0, 1, 0]), {"one": torch.ones(3)}
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            return self.linear(x).tanh() * (self.bias[self.index] + self.constant["one"])
+        if str(x.device) not in self.cache:
+            self.cache[str(x.device)] = self.bias[self.index]
+        return self.linear(x).tanh() * (self.cache[str(x.device)] + self.constant["one"])
+
+
+def surface_data() -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(5, 4, generator=generator).double(), torch.arange(5) % 3
+
+
+@pytest.mark.parametrize("called", ["not", "without gradients", "with gradients"])
+def test_parameters_that_a_model_caches_in_eval_mode_count(called):
+    model, (x, y) = Caching().double(), surface_data()
+    loss = nn.functional.cross_entropy(model.train()(x), y)
+    parameters = list(model.parameters())
+    expected = torch.autograd.grad(loss, parameters, create_graph=True)
+    expected = torch.cat([part.reshape(-1) for part in expected])
+    row = torch.autograd.grad(expected @ torch.ones_like(expected), parameters)
+    row = torch.cat([part.reshape(-1) for part in row])
+    model.eval()
+    if called != "not":
+        with torch.set_grad_enabled(called == "with gradients"):
+            model(x)
+    before = dict(model.cache)
+    surface = LossSurface(model, "cross_entropy", (x, y), chunk=2)
+    assert error(surface.gradient(), expected.detach()) < 1e-12
+    assert error(surface.hvp(torch.ones(surface.size).double()), row) < 1e-12
+    assert surface.value(surface.point * 2) != surface.value()
+    assert model.cache == before
+    named = [note for note in surface.notes if note.startswith("`cache` of the model holds what")]
+    assert len(named) == (called != "not")

@@ -338,3 +338,37 @@ def test_an_archive_of_something_else(tmp_path):
         archive.writestr("hello.txt", "hello")
     with pytest.raises(ValueError, match=r"not a PyTorch file .it cannot be read as plain data"):
         load_weights(nn.Linear(3, 2), tmp_path / "a.pt")
+
+
+def test_a_flipped_byte_is_refused(tmp_path):
+    model = nn.Linear(40, 30)
+    path = tmp_path / "a.pt"
+    torch.save(model.state_dict(), path)
+    contents = bytearray(path.read_bytes())
+    place = contents.index(model.weight.detach().numpy().tobytes()[:64]) + 21
+    contents[place] ^= 1
+    path.write_bytes(contents)
+    before = model.weight.detach().clone()
+    with pytest.raises(
+        ValueError, match=r"is damaged: `a/data/0` in it does not have the checksum"
+    ):
+        load_weights(model, path)
+    assert torch.equal(model.weight, before)
+
+
+def test_files_without_checksums_are_read(tmp_path):
+    saved, model = nn.Linear(4, 3), nn.Linear(4, 3)
+    before = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        torch.save(saved.state_dict(), tmp_path / "a.pt")
+    finally:
+        torch.serialization.set_crc32_options(before)
+    load_weights(model, tmp_path / "a.pt")
+    assert torch.equal(model.weight, saved.weight)
+
+
+def test_weights_need_a_model_with_memory(tmp_path):
+    torch.save(nn.Linear(4, 3).state_dict(), tmp_path / "a.pt")
+    with pytest.raises(ValueError, match=r"`weight` of the model is on the device `meta`"):
+        load_weights(nn.Linear(4, 3, device="meta"), tmp_path / "a.pt")

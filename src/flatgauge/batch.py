@@ -25,6 +25,10 @@ from flatgauge.nested import (
 LABEL_KEYS = ("labels", "label", "targets", "target", "y")
 
 
+#: Whole numbers by the bytes they take.
+_WHOLE = {8: torch.int64, 4: torch.int32, 2: torch.int16}
+
+
 @dataclass(frozen=True)
 class Batch:
     """Some samples: what the model is called with, and what the loss compares to.
@@ -101,6 +105,11 @@ def as_batch(raw: Any, *, where: str) -> Batch:
             f"{where} holds a sparse or nested tensor, which cannot be cut into samples; make it "
             "dense with `.to_dense()` (`.to_padded_tensor(0.0)` if nested)."
         )
+    if any(tensor.is_meta for tensor in tensors((inputs, target))):
+        raise ValueError(
+            f"{where} holds a tensor on the device `meta`, which has no values; give data that are "
+            "in memory."
+        )
     sizes = [tensor.shape[0] for tensor in tensors((target, inputs)) if tensor.dim() > 0]
     if sizes and sizes[0] == 0:
         raise ValueError(f"{where} holds no samples; remove it, or give data that has some.")
@@ -146,6 +155,29 @@ def checked(batch: Batch, where: str) -> Batch:
                     "clean the data first (`torch.isfinite` finds them)."
                 )
     return batch
+
+
+def versions(batch: Batch) -> list[int]:
+    """How often the tensors of a batch have been written to by torch."""
+    held = tensors((batch.inputs, batch.target))
+    return [0 if tensor.is_inference() else tensor._version for tensor in held]
+
+
+def contents(batch: Batch) -> list[int]:
+    """Two numbers per tensor of a batch that change with its bits, and with the order of rows."""
+    found = []
+    for tensor in tensors((batch.inputs, batch.target)):
+        total = ordered = place = 0
+        for piece in (tensor if tensor.dim() else tensor[None]).split(1024):  # Copied in pieces.
+            flat = piece.detach().reshape(len(piece), -1).contiguous()
+            bits = flat.view(_WHOLE.get(flat.element_size(), torch.uint8))
+            rows = bits.sum(1, dtype=torch.int64)
+            total += int(rows.sum())
+            places = torch.arange(place + 1, place + len(rows) + 1, device=rows.device)
+            ordered += int((rows * places).sum())
+            place += len(rows)
+        found += [total, ordered]
+    return found
 
 
 def alike(first: Batch, second: Batch) -> bool:

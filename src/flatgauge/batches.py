@@ -7,6 +7,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,19 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from flatgauge.batch import Batch, alike, as_batch, checked, cut, digests, join, joined
+from flatgauge.batch import (
+    Batch,
+    alike,
+    as_batch,
+    checked,
+    contents,
+    cut,
+    digests,
+    join,
+    joined,
+    versions,
+)
+from flatgauge.blame import user_code
 from flatgauge.isolation import Randomness
 from flatgauge.memory import format_bytes
 from flatgauge.processes import BY_ITSELF, Processes
@@ -36,6 +49,12 @@ _NO_END = (
     "samples ({}); a loss surface needs a finite set of samples. Take some of them "
     "(`list(itertools.islice(data, 100))` for 100 batches); or, if there is an end, give `data` "
     "(or its IterableDataset) a `__len__`."
+)
+
+CHANGED = (
+    "the data have changed since the surface was made: something has written into the tensors or "
+    "the data set that it was given. Make a new LossSurface(model, loss, data); or give it copies "
+    "(`x.clone()`), if it is to keep the old ones."
 )
 
 
@@ -77,6 +96,31 @@ class Batches:
         if self.samples == 0 and not may_be_empty:
             raise ValueError(EMPTY)
         self.shares, self.stored_everywhere = [self.samples], self.stored
+        self._mark()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Batches:
+        return self  # It does not change.
+
+    def _mark(self) -> None:
+        """Note what is held, to see that nobody writes to it."""
+        held = self._stored or ()
+        self._versions = [versions(batch) for batch in held]
+        self._contents = [contents(batch) for batch in held]
+
+    def check(self, *, bits: bool) -> None:
+        """Refuse to go on where the samples that are held were written to.
+
+        Args:
+            bits: Whether to look at every number; else at what torch has counted, which leaves out
+                what is written through NumPy or `.data`.
+
+        Raises:
+            ValueError: If they were.
+        """
+        held = self._stored or ()
+        same = [versions(batch) for batch in held] == self._versions
+        if not same or (bits and [contents(batch) for batch in held] != self._contents):
+            raise ValueError(CHANGED)
 
     def among(self, processes: Processes) -> Batches:
         """The same, as the share of one of several processes in the data of all."""
@@ -145,6 +189,7 @@ class Batches:
             part = batch.rows(slice(left)) if batch.splittable and batch.samples > left else batch
             other._stored.append(part if self.stored else part.copy())
             left -= part.samples
+        other._mark()
         return other.among(self.processes)
 
     def digests(self) -> list[int]:
@@ -167,6 +212,7 @@ class Batches:
         other.notes, other._digests = list(self.notes), None
         if self._stored is not None:
             other._stored = list(cut(self._stored, start, stop))
+            other._mark()
             return other
         source = self._source
         if isinstance(source, DataLoader) and in_order(source):
@@ -176,13 +222,23 @@ class Batches:
         else:
             other._source = _Window(source, start, stop)
         other._stored = other._settle(self._room, check=False)
+        other._mark()
         return other
 
     def __iter__(self) -> Iterator[Batch]:
         """Visit the batches as they are held or as the loader gives them."""
         if self._stored is not None:
             return iter(self._stored)
-        return self._read(_apart_from_randomness(self._source), check=False)
+        return self._streamed()
+
+    def _streamed(self) -> Iterator[Batch]:
+        """Read the source again; what a whole pass gives must be what the first one gave."""
+        found: list[list[int]] = []
+        for batch in self._read(_apart_from_randomness(self._source), check=False):
+            found.append(contents(batch))
+            yield batch
+        if found != self._passed:
+            raise ValueError(CHANGED)
 
     def _ordered(self, data: Any) -> Iterable[Any]:
         """Turn what the user gave into something that can be iterated again and again."""
@@ -239,8 +295,10 @@ class Batches:
             kept: list[Batch] = []
             first: list[int] = []
             size = 0
+            self._passed: list[list[int]] = []
             for batch in self._read(self._source):
                 first += digests(batch)
+                self._passed.append(contents(batch))
                 size += batch.bytes
                 if endless and (len(first) > _MOST_SAMPLES or size > _MOST_BYTES):
                     raise ValueError(_NO_END.format(len(first), format_bytes(size)))
@@ -276,8 +334,15 @@ class Batches:
     @staticmethod
     def _read(source: Iterable[Any], *, check: bool = True) -> Iterator[Batch]:
         """Read batches one by one, looking at their numbers on the first pass."""
-        for position, raw in enumerate(source):
+        end = object()
+        with user_code("reading `data`"):
+            iterator = iter(source)
+        for position in count():
             where = f"batch {position} of `data`"
+            with user_code(f"reading {where}"):
+                raw = next(iterator, end)
+            if raw is end:
+                return
             batch = raw if isinstance(raw, Batch) else as_batch(raw, where=where)
             yield checked(batch, where) if check else batch
 

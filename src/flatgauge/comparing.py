@@ -107,7 +107,7 @@ def _shared(
     item: Measure, options: Mapping[str, Any], surfaces: Mapping[str, LossSurface]
 ) -> dict[str, float]:
     """The smallest of the models' defaults, for options whose default follows the model."""
-    given = item.options | options
+    given = {**item.options, **options}
     shared = {}
     for key, default in item.model_defaults.items():
         if given[key] is not None:

@@ -120,7 +120,8 @@ class Evaluator:
                                 sums[place].right += hits
                 return sums, labels
 
-            every = surface.processes.collected("losses at points", add, same=points)
+            same = surface.subject.and_state(points)
+            every = surface.processes.collected("losses at points", add, same=same)
         labels = sum(known for _, known in every)
         sums = [_added(parts) for parts in zip(*(known for known, _ in every), strict=True)]
         count = self._objective.count

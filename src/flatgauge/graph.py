@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 
+from flatgauge.copying import copying
 from flatgauge.nodes import call_op, filling, is_random, op_name, shape_of
 
 #: Stands in for an op while the graph runs: takes its arguments, returns its output.
@@ -425,4 +426,7 @@ def in_precision(model: nn.Module, dtype: torch.dtype) -> nn.Module:
         The model or its copy.
     """
     kinds = {p.dtype for p in model.parameters() if p.is_floating_point()}
-    return model if kinds == {dtype} else copy.deepcopy(model).to(dtype)
+    if kinds == {dtype}:
+        return model
+    with copying(model):
+        return copy.deepcopy(model).to(dtype)

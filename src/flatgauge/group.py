@@ -182,9 +182,11 @@ class Group(Processes):
             raise told(
                 ValueError(
                     f"rank {other[0]} does not compute `{own.what}` at the same place as rank 0: "
-                    "parameters, points or directions differ. Load the same checkpoint on every "
-                    "rank, give the same `seed=` (or generators of the same state) everywhere, and "
-                    "use the same hardware and thread count."
+                    "parameters (frozen ones too), buffers, points or directions differ. Load the "
+                    "same checkpoint on every rank, buffers included (after training with DDP: "
+                    "`for b in model.buffers(): torch.distributed.broadcast(b, 0)`), give the same "
+                    "`seed=` (or generators of the same state) everywhere, and use the same "
+                    "hardware and thread count."
                 )
             )
         return words

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
 import numpy as np
@@ -13,7 +13,9 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from flatgauge.blame import ProgramExitError
 from flatgauge.compiled import eager
+from flatgauge.snapshot import Snapshot
 
 #: One thread at a time. One lock for all models, as much of what is set and put back (random
 #: states, attention kernels) belongs to the process.
@@ -31,8 +33,8 @@ def isolated(model: nn.Module, device: torch.device) -> Iterator[None]:
     only one with a second derivative), compiled calls run eagerly (a compiled graph has no
     second derivative), backward hooks off (they may alter gradients, and are no part of the
     function), embeddings with dense gradients. Afterwards, also after an exception or Ctrl-C:
-    every module's mode, parameters, buffers and other attributes, and every global random state,
-    as before. Other threads wait.
+    every module's mode, parameters, buffers, hooks and other attributes, with the contents of
+    lists and tables among them, and every global random state, as before. Other threads wait.
 
     Args:
         model: The model whose modes are set and restored.
@@ -40,9 +42,12 @@ def isolated(model: nn.Module, device: torch.device) -> Iterator[None]:
 
     Yields:
         Nothing.
+
+    Raises:
+        ProgramExitError: If the model ends the program.
     """
     with ALONE, ExitStack() as stack:
-        restore = _snapshot(model)
+        before = Snapshot(model)
         _ISOLATED.append(model)
         try:
             stack.enter_context(preserved_randomness(device))
@@ -58,9 +63,13 @@ def isolated(model: nn.Module, device: torch.device) -> Iterator[None]:
             for module in model.modules():
                 _prepare(module)
             yield
+        except SystemExit as error:
+            raise ProgramExitError("the model", error) from error
         finally:
             _ISOLATED.pop()
-            restore()
+            # Parameters too: Ctrl-C may come while others stand in for them. And attributes that a
+            # forward pass sets, such as a cached tensor, which would keep a whole graph alive.
+            before.restore()
 
 
 def is_isolated() -> bool:
@@ -75,27 +84,6 @@ def _prepare(module: nn.Module) -> None:
         module._backward_hooks, module._backward_pre_hooks = OrderedDict(), OrderedDict()
     if isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
         module.sparse = False
-
-
-def _snapshot(model: nn.Module) -> Callable[[], None]:
-    """Remember every attribute of every module; the function returned puts them back."""
-    # Parameters too: Ctrl-C may come while others stand in for them. And attributes that a
-    # forward pass sets, such as a cached tensor, which would keep a whole graph alive.
-    held = [
-        (table, dict(table))
-        for module in model.modules()
-        for table in (module.__dict__, module._parameters, module._buffers, module._modules)
-    ]
-
-    def restore() -> None:
-        for table, before in held:
-            if table.keys() == before.keys():
-                table.update(before)
-            else:
-                table.clear()
-                table.update(before)
-
-    return restore
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from flatgauge.blame import user_code
 from flatgauge.label_losses import check_labels, cross_entropy, nll
 from flatgauge.loss import Loss, prediction
 from flatgauge.output_curvature import Diagonal
@@ -89,7 +90,9 @@ def from_callable(function: Callable[[Any, Any], Any]) -> Loss:
     accepts = _accepts(function)
 
     def total(output: Any, target: Any) -> Tensor:
-        return _scalar(function(output, target), name)
+        with user_code(f"the loss {name!r}"):
+            value = function(output, target)
+        return _scalar(value, name)
 
     def check(output: Any, target: Any) -> None:
         if accepts is not None:

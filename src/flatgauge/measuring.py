@@ -6,12 +6,12 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from flatgauge.asking import as_keeper, checked_request
+from flatgauge.blame import located
 from flatgauge.curvature.blocks import block_curvature
 from flatgauge.curvature.surrogate import under_surrogate
 from flatgauge.curvature.taps import PARTS
@@ -25,6 +25,7 @@ from flatgauge.report import Report, facts_of
 from flatgauge.report.run import Facts
 from flatgauge.report.table import duration
 from flatgauge.surface import LossSurface
+from flatgauge.words import GroupError
 
 Keep = Callable[[Report], object]
 
@@ -152,9 +153,8 @@ def estimates_of(
         The estimates by name, and what the sweep took, None where there was none.
 
     Raises:
-        ValueError: If a measure fails and `strict` is set.
-        RuntimeError: If the model fails and `strict` is set.
-        MemoryError: If a measure does not fit the budget and `strict` is set.
+        Exception: What a measure raises, if `strict` is set.
+        GroupError: If the processes cannot go on together.
     """
     sweeps = []
     for gauge in dict.fromkeys(item.gauge for item, _ in wanted):
@@ -175,16 +175,26 @@ def estimates_of(
             options = options | {"generator": source(seed, purpose)}
         compute = partial(item.function, surface, **options)
         try:
-            estimates[item.name] = surface.processes.attempt(item.name, compute)
-        except (ValueError, RuntimeError, MemoryError) as error:
+            estimates[item.name] = surface.processes.attempt(
+                item.name, compute, same=surface.subject.and_state()
+            )
+        except GroupError:  # Nothing more can be measured together.
+            raise
+        except Exception as error:
             if strict:
                 raise
             estimates[item.name] = Estimate(
-                math.nan, converged=False, notes=(f"could not be measured: {error}",)
+                math.nan, converged=False, notes=(f"could not be measured: {_reason(error)}",)
             )
         if finished is not None:
             finished(_in_order(estimates, wanted), told)
     return _in_order(estimates, wanted), told
+
+
+def _reason(error: Exception) -> str:
+    """Why a measure failed; an error that says nothing by itself is named, with its place."""
+    explained = type(error) in (ValueError, RuntimeError, MemoryError)
+    return str(error) if explained and str(error) else located(error)
 
 
 def _in_order(
@@ -214,13 +224,19 @@ def _swept(
     if gauge is not None:
         try:
             surface, _ = surface.processes.attempt("the balance", partial(balanced_twin, surface))
-        except (ValueError, RuntimeError, MemoryError):
+        except GroupError:
+            raise
+        except Exception:
             return None
     matvecs = surface.matvecs
     for surrogate, found in needs.items():
-        with suppress(ValueError, RuntimeError, MemoryError):
+        try:
             surface.processes.attempt("sweep", partial(_sweep, surface, surrogate, found, seed))
             done += 1
+        except GroupError:
+            raise
+        except Exception:
+            continue
     took, spent = duration(time.perf_counter() - start), surface.matvecs - matvecs
     if not done:
         return None

@@ -445,7 +445,7 @@ class Objective:
         with torch.no_grad():
             try:
                 output, warned = _watched(
-                    lambda: self._subject(self._subject.leaves, few, with_labels=self.loss.own)
+                    lambda: self._subject.first_call(few, with_labels=self.loss.own)
                 )
             except Exception as error:
                 raise ValueError(

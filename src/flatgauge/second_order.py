@@ -206,7 +206,9 @@ class SecondOrder:
                 work = partial(self._add_differences, columns, sums, chunk)
             try:
                 self._objective.processes.attempt(
-                    "a Hessian product", partial(self._subject.holding, leaves, work), same=columns
+                    "a Hessian product",
+                    partial(self._subject.holding, leaves, work),
+                    same=self._subject.and_state(columns),
                 )
             except DeadEnd as error:  # In a branch that no sample has taken so far.
                 self.release()

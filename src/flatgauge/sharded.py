@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from flatgauge.batch import Batch
+from flatgauge.blame import user_code
 from flatgauge.processes import Processes
 from flatgauge.subject import Subject, unwrapped
 
@@ -94,6 +95,7 @@ class ShardedSubject(Subject):
 
     def refresh(self) -> bool:
         """Read the model again if its parameters or buffers changed on any rank."""
+        self._check_parameters()
         tables = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
         now = {name: _local(value) for name, value in tables.items()}
         same = now.keys() == self._seen.keys() and all(
@@ -109,6 +111,10 @@ class ShardedSubject(Subject):
                 "diverged, or the checkpoint is damaged."
             )
         self._seen = {name: value.clone() for name, value in now.items()}
+        self._others = {
+            n: v.clone() for n, v in self.model.named_buffers() if not hasattr(v, "to_local")
+        }
+        self._number = None
         # Whole on every rank are only those to differentiate by.
         whole: list[Any] = [tables[name] for name in self.names]
         self.leaves = tuple(p.full_tensor().detach().clone().requires_grad_() for p in whole)
@@ -121,10 +127,15 @@ class ShardedSubject(Subject):
         assert leaves is self.leaves or leaves is self._held
         arguments, keywords = self.arguments(batch, with_labels=with_labels)
         try:
-            return self.model(*arguments, **keywords)
+            with user_code("the model"):
+                return self.model(*arguments, **keywords)
         finally:
             if not torch.is_grad_enabled():
                 self._reshard()
+
+    def first_call(self, batch: Batch, *, with_labels: bool) -> Any:
+        """Call the model; its tables are not put back, as FSDP changes them in every call."""
+        return self(self.leaves, batch, with_labels=with_labels)
 
     def holding(self, leaves: Sequence[Tensor], action: Callable[[], T]) -> T:
         """Do something while the shards have other values."""

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from flatgauge.batch import Batch
+from flatgauge.blame import user_code
 from flatgauge.compiled import compiled_parts, in_words, is_compiled
 from flatgauge.compiled_forward import CompiledForward
+from flatgauge.fingerprints import digest
 from flatgauge.nested import map_tensors, tensors
+from flatgauge.parameter_caches import ParameterCache, find_caches
 from flatgauge.precision import Coarse, names_of
 from flatgauge.products import differentiate
+from flatgauge.snapshot import Snapshot
 
 #: Single-precision numbers in a vector register.
 _REGISTER = 16
@@ -69,8 +75,10 @@ class Subject:
                 f"compiled by torch.compile: {in_words(parts)}; measured without, as a compiled "
                 "backward pass has no derivative"
             )
+        check_values(self.model)
         parameters = _trainable(self.model)
         self.names = tuple(parameters)
+        self._shapes = _shapes(self.model)
         self.device = _single_device(parameters)
         self.dtype = dtype or self._precision(parameters)
         self._follows = dtype is None
@@ -78,8 +86,10 @@ class Subject:
         self._holder = _Holder(self.model)
         self.leaves: tuple[Tensor, ...] = ()
         self._others: dict[str, Tensor] = {}
+        self._number: Tensor | None = None
         self._buffers: set[str] = set()
         self._channels_last = False
+        self._keeps_state, self._caches = False, list[ParameterCache]()
         self.refresh()
 
     @property
@@ -155,9 +165,46 @@ class Subject:
         with torch.no_grad():
             return [t for t in tensors(evaluate(self.place(few))) if t.is_floating_point()]
 
+    def first_call(self, batch: Batch, *, with_labels: bool) -> Any:
+        """Call the model, and find out whether it keeps anything from one call for the next.
+
+        A model that does (a cache, a counter, hooks that it registers at its first call) begins
+        every later call as it was found: it is one fixed function.
+
+        Args:
+            batch: What to call it on.
+            with_labels: Whether a dict batch passes its labels on to the model.
+
+        Returns:
+            What the model returns.
+        """
+        before = self._snapshot()
+        try:
+            output = self(self.leaves, batch, with_labels=with_labels)
+        finally:
+            self._keeps_state = before.restore()
+        self._caches = find_caches(
+            self.model, lambda: self(self.leaves, batch, with_labels=with_labels)
+        )
+        self._keeps_state |= bool(self._caches)
+        self._notes += [
+            f"`{cache.path}` of the model holds what it computed from parameters in an earlier "
+            "call; it is computed again in every call here"
+            for cache in self._caches
+        ]
+        return output
+
+    def _snapshot(self) -> Snapshot:
+        # Without random generators: a model that draws from one is random, and refused.
+        return Snapshot(self.model, generators=False)
+
     def doubled(self) -> Subject:
         """The same model in double precision."""
-        return self if self.dtype is torch.float64 else Subject(self.model, torch.float64)
+        if self.dtype is torch.float64:
+            return self
+        other = Subject(self.model, torch.float64)
+        other._keeps_state, other._caches = self._keeps_state, self._caches
+        return other
 
     def convert(self, dtype: torch.dtype) -> None:
         """Compute in another precision from now on, the model included."""
@@ -172,8 +219,10 @@ class Subject:
             Whether they did.
 
         Raises:
-            ValueError: If a parameter or buffer is not finite.
+            ValueError: If a parameter or buffer is not finite, or the trainable parameters are
+                others than those that the surface was made for.
         """
+        self._check_parameters()
         current = self._state()
         held = dict(zip(self.names, self.leaves, strict=False)) | self._others
         if current.keys() == held.keys() and all(
@@ -190,8 +239,46 @@ class Subject:
         self._buffers = {name for name, _ in self.model.named_buffers()}
         copies = {name: value.clone() for name, value in current.items()}
         self.leaves = tuple(copies.pop(name).requires_grad_() for name in self.names)
-        self._others = copies
+        self._others, self._number = copies, None
         return True
+
+    def and_state(self, values: Iterable[Tensor] = ()) -> Iterator[Tensor]:
+        """Values, and a number for the model's whole state: what must be the same on every rank.
+
+        Args:
+            values: Points or directions.
+
+        Yields:
+            The values; then one number that tells parameters (frozen ones too) and buffers apart,
+            by names, shapes and bits.
+        """
+        yield from values
+        if self._number is None:
+            text = " ".join([*self.state, digest(self.state.values())])
+            number = hashlib.blake2b(text.encode(), digest_size=7).digest()
+            self._number = torch.tensor([int.from_bytes(number, "little")])
+        yield self._number
+
+    def _check_parameters(self) -> None:
+        """Refuse a model whose trainable parameters are others than at the beginning."""
+        now = _shapes(self.model)
+        if now == self._shapes:
+            return
+        kinds = {
+            "new, or trainable now": [name for name in now if name not in self._shapes],
+            "gone, or frozen": [name for name in self._shapes if name not in now],
+            "of another shape": [
+                name
+                for name, shape in now.items()
+                if name in self._shapes and shape != self._shapes[name]
+            ],
+        }
+        found = "; ".join(f"{kind}: {_listed(names)}" for kind, names in kinds.items() if names)
+        raise ValueError(
+            "the model's trainable parameters are not those that the surface was made for "
+            f"({found or 'they come in another order'}); make a new "
+            "LossSurface(model, loss, data)."
+        )
 
     def __call__(
         self, leaves: Sequence[Tensor], batch: Batch, *, with_labels: bool, forward: bool = False
@@ -207,6 +294,20 @@ class Subject:
         Returns:
             What the model returns.
         """
+        before = self._snapshot() if self._keeps_state else None
+        try:
+            for cache in self._caches:
+                cache.empty()
+            with user_code("the model"):
+                return self._call(leaves, batch, with_labels=with_labels, forward=forward)
+        finally:
+            if before is not None:
+                before.restore()
+
+    def _call(
+        self, leaves: Sequence[Tensor], batch: Batch, *, with_labels: bool, forward: bool
+    ) -> Any:
+        """Call the model as it stands."""
         # Buffers are copied for every call: some models write to them even in eval mode.
         state = {
             name: value.clone() if name in self._buffers else value
@@ -326,18 +427,37 @@ def _largest(tensor: Tensor) -> float:
     return float(tensor.abs().max()) if tensor.numel() else 0.0
 
 
-def computed(model: nn.Module) -> dict[int, Tensor]:
-    """Copies of the tensors that a model computes and holds (pruning, old weight norms).
+def check_values(model: nn.Module) -> None:
+    """Refuse a model whose parameters or buffers have no values yet.
 
     Args:
         model: The model.
 
-    Returns:
-        The copies by the identity of what they are copied from: a memo for `copy.deepcopy`, which
-        copies no computed tensors by itself.
+    Raises:
+        ValueError: If any of them is lazy, or on the device `meta`.
     """
-    held = [value for module in model.modules() for value in vars(module).values()]
-    return {id(v): v.detach().clone() for v in held if isinstance(v, Tensor) and not v.is_leaf}
+    for name, value in [*model.named_parameters(), *model.named_buffers()]:
+        if is_lazy(value):
+            raise ValueError(
+                f"`{name}` of the model is not initialised yet (a lazy module); call the model "
+                "once on an example before measuring it."
+            )
+        if value.is_meta:
+            raise ValueError(
+                f"`{name}` of the model is on the device `meta` and holds no values; build the "
+                "model on a real device, or give it one with `model.to_empty(device='cpu')`, and "
+                "load its weights."
+            )
+
+
+def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """The shapes of the trainable parameters, by name."""
+    return {n: tuple(p.shape) for n, p in model.named_parameters() if p.requires_grad}
+
+
+def _listed(names: list[str]) -> str:
+    """A few names."""
+    return ", ".join(f"`{name}`" for name in names[:4]) + ", ..." * (len(names) > 4)
 
 
 def arguments_for(model: nn.Module, inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -436,11 +556,6 @@ def _trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters to differentiate by, checked for what cannot be differentiated."""
     everything = dict(model.named_parameters())
     for name, parameter in everything.items():
-        if isinstance(parameter, nn.parameter.UninitializedParameter):
-            raise ValueError(
-                f"`{name}` of the model is not initialised yet (a lazy module); call the model "
-                "once on an example before measuring it."
-            )
         if parameter.is_complex():
             raise ValueError(
                 f"`{name}` of the model is complex; flatgauge measures real parameters only."

@@ -19,6 +19,7 @@ from flatgauge.arguments import (
     finite_loss,
 )
 from flatgauge.budget import COLUMN, Budget
+from flatgauge.copying import computed, copying
 from flatgauge.group import processes_of
 from flatgauge.isolation import ALONE, is_isolated, isolated
 from flatgauge.layout import Layout
@@ -33,7 +34,7 @@ from flatgauge.products import DESCRIPTIONS, ON_A_KINK, difference_product
 from flatgauge.second_order import SecondOrder, Turn
 from flatgauge.sharded import subject_of
 from flatgauge.sharding import shard
-from flatgauge.subject import Subject, computed
+from flatgauge.subject import Subject
 
 #: From which share of the budget on freed memory is given back to the system after every chunk.
 _FULL = 0.7
@@ -53,7 +54,8 @@ class LossSurface:
     the model's parameters and the surface notices at the next call; change a setting of it (a
     flag, a module, a hook) and it notices when it is measured, or asked for its value. Hooks
     that alter gradients in the backward pass are no part of the function and are left out.
-    Threads may share a model: one measures at a time.
+    Freeze, add or remove a layer, or write into tensors that were given as data, and the surface
+    says that a new one is needed. Threads may share a model: one measures at a time.
 
     Args:
         model: A ``torch.nn.Module`` (DDP- or compile-wrapped is fine).
@@ -299,7 +301,7 @@ class LossSurface:
                     total += self._objective.value(leaves, batch, weight)
                 return total
 
-            total = self.processes.sum("the loss", summed, same=leaves)
+            total = self.processes.sum("the loss", summed, same=self._subject.and_state(leaves))
             value = total / self._objective.count + self.penalty(leaves)
             if point is None:
                 self._value = finite_loss(value)
@@ -348,7 +350,8 @@ class LossSurface:
                     sums.settle()
                 return total
 
-            total = self.processes.sum("the gradient", summed, same=leaves)
+            same = self._subject.and_state(leaves)
+            total = self.processes.sum("the gradient", summed, same=same)
             value = total / self._objective.count + self.penalty(leaves)
             gradient = self.processes.total(sums.total()) / self._objective.count
             gradient = gradient.to(self.dtype)
@@ -524,11 +527,11 @@ class LossSurface:
             The surface; its `model` is the copy.
 
         Raises:
-            ValueError: If the model is sharded.
+            ValueError: If the model is sharded, or holds something that cannot be copied.
         """
         if self._subject.sharded:
             raise ValueError(SHARDED)
-        other = copy.deepcopy(self, {id(self._batches): self._batches})
+        other = copy.deepcopy(self)
         other._subject.convert(dtype or self.dtype)
         other._objective.forget_costs()
         other._chunk = self.most_samples
@@ -575,11 +578,6 @@ class LossSurface:
             other.__dict__.update(self.__dict__)
             other._origin, other.weight_decay = self, 0.0
             other._subject = Subject(self.model, self.dtype)
-            if other._subject.names != self.names:
-                raise ValueError(
-                    "parameters were frozen or set free since the surface was made; make a new "
-                    "LossSurface(model, loss, data)."
-                )
             other._objective = self._objective.under(other._subject, loss)
             other._second_order = SecondOrder(
                 other._subject,
@@ -603,7 +601,8 @@ class LossSurface:
         # What is kept is to be computed anew.
         held = self.__dict__ | {"_recalled": {}, "_lasting": {}, "_origin": None}
         held["_likeness"] = None
-        twin.__dict__.update(copy.deepcopy(held, memo))
+        with copying(self.model):
+            twin.__dict__.update(copy.deepcopy(held, memo))
         return twin
 
     def __reduce_ex__(self, protocol: Any) -> Any:
@@ -621,6 +620,7 @@ class LossSurface:
 
     def _follow(self) -> None:
         """Notice a changed model: forget everything computed at its old parameters."""
+        self._batches.check(bits=False)
         if self._subject.refresh():
             self._second_order.release()
             self._recalled.clear()
@@ -631,6 +631,7 @@ class LossSurface:
         with ALONE:
             if is_isolated():
                 return
+            self._batches.check(bits=True)
             found = known_likeness(self.model)
             if self._likeness is not None and found != self._likeness:
                 self._second_order.forget()

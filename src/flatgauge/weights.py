@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
+import zipfile
 from collections import Counter
 from collections.abc import Mapping
 from os import PathLike
@@ -72,6 +73,12 @@ def load_weights(model: nn.Module, path: str | PathLike[str]) -> list[str]:
             f"`{lazy[0]}` of the model has no shape yet; needed is a model that knows its "
             f"shapes; call it once on an input before loading weights."
         )
+    hollow = [name for name, value in own.items() if isinstance(value, Tensor) and value.is_meta]
+    if hollow:
+        raise ValueError(
+            f"`{hollow[0]}` of the model is on the device `meta` and cannot hold weights; give the "
+            "model memory with `model.to_empty(device='cpu')`, or build it on a real device."
+        )
     weights, notes = _unwrap(_read(path), path)
     weights, renamed = _rename(weights, set(own))
     problems = _transfer(model, weights)
@@ -96,6 +103,7 @@ def _read(path: Path) -> Any:
         )
     if not path.stat().st_size:
         raise ValueError(f"`{path}` is empty; needed are weights; save or download it again.")
+    _check_sums(path)
     try:
         if path.suffix == ".safetensors":
             import safetensors.torch
@@ -106,6 +114,22 @@ def _read(path: Path) -> Any:
             return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # damaged files end in nearly every kind of error
         raise ValueError(_unreadable(path, error)) from error
+
+
+def _check_sums(path: Path) -> None:
+    """Refuse an archive whose contents are not those that were written: `torch.load` reads them."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            # Files written without checksums (`torch.serialization.set_crc32_options`) have none.
+            known = any(item.CRC for item in archive.infolist())
+            damaged = archive.testzip() if known else None
+    except (zipfile.BadZipFile, NotImplementedError, OSError, RuntimeError, EOFError):
+        return  # No archive, or one that cannot be read: said by what reads it.
+    if damaged is not None:
+        raise ValueError(
+            f"`{path}` is damaged: `{damaged}` in it does not have the checksum that was written "
+            "with it, so the weights are not those that were saved; copy or download it again."
+        )
 
 
 def _unreadable(path: Path, error: Exception) -> str:

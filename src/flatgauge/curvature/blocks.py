@@ -313,7 +313,7 @@ def _swept(
         return left_out
 
     surface = sweeper.surface
-    without = surface.processes.sum("the sweep", sweep, same=surface.subject.leaves)
+    without = surface.processes.sum("the sweep", sweep, same=surface.subject.and_state())
     together = rows_of(shares, surface.device)
     if surface.processes.size > 1:
         together = _joined(tallies, together, surface)

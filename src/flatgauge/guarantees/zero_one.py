@@ -71,7 +71,8 @@ class ZeroOne:
             return torch.cat(found)
 
         with isolated(surface.model, surface.device), torch.no_grad():
-            return torch.cat(self._data.processes.collected("the 0-1 loss", judge, same=leaves))
+            same = subject.and_state(leaves)
+            return torch.cat(self._data.processes.collected("the 0-1 loss", judge, same=same))
 
     def _judged(self, outputs: Tensor, target: Any) -> Tensor:
         """Which samples of a chunk are wrong."""

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
+from flatgauge.blame import user_code
+from flatgauge.copying import computed, copying
 from flatgauge.isolation import isolated
-from flatgauge.subject import computed
 from flatgauge.symmetry.caches import without_caches
 
 #: How far outputs may differ in double precision, beside the largest of them.
@@ -58,7 +59,9 @@ class Call:
             state = cloned(state_of(model))
         with isolated(model, device), torch.no_grad():
             inputs = copy.deepcopy((self.arguments, self.keywords))  # It may write to these, too.
-            output = self.chosen(functional_call(model, state, *inputs))
+            with user_code("the model"):
+                output = functional_call(model, state, *inputs)
+            output = self.chosen(output)
         return [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
 
     def changed(self, function: Callable[[Tensor], Tensor]) -> Call:
@@ -89,7 +92,8 @@ def cloned(state: State) -> State:
 
 def copied(model: nn.Module) -> nn.Module:
     """A copy of a model, also of one that holds computed weights (pruning, old weight norms)."""
-    return copy.deepcopy(model, dict(computed(model)))
+    with copying(model):
+        return copy.deepcopy(model, dict(computed(model)))
 
 
 def multiplied(model: nn.Module, factors: Mapping[str, Tensor]) -> nn.Module:
