@@ -70,7 +70,7 @@ def test_liangs_norm_is_that_of_the_slope_along_the_weights(name):
 
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_without_biases_liangs_norm_is_a_function_of_the_outputs(depth):
-    """Their Theorem 3.1: depth² E ⟨∂ℓ/∂f, f⟩²; the diagonal part is another number."""
+    """A theorem of theirs: depth² E ⟨∂ℓ/∂f, f⟩²; the diagonal part is another number."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(depth)
         parts = [[nn.Linear(4, 4, bias=False), nn.ReLU()] for _ in range(depth)]

@@ -83,7 +83,7 @@ def fisher_rao_norm(surface: LossSurface, *, parameters: str = "all") -> Estimat
 
 @measure(
     symbol="E ⟨θ, ∇ℓ⟩²",
-    paper="Liang et al. 2019, Definition 2",
+    paper="Liang et al. 2019",
     geometry="along the weights themselves",
     functional="squared slope of every sample",
     kind="capacity",
@@ -101,8 +101,8 @@ def fisher_rao_norm_liang(surface: LossSurface, *, parameters: str = "all") -> E
         with :math:`\ell_n` the loss of sample n under its own label (its own mean, where it has
         several labels), and the mean over samples weighted as in the loss. Weight decay is no
         part of it. For a network of d layers of weights with ReLU and without biases it is
-        :math:`d^2 \, \mathbb{E}_n \langle \partial \ell_n / \partial f, f \rangle^2` (their
-        Theorem 3.1), and so a function of the outputs alone.
+        :math:`d^2 \, \mathbb{E}_n \langle \partial \ell_n / \partial f, f \rangle^2` (a
+        theorem of theirs), and so a function of the outputs alone.
 
     Invariance:
         layerwise, nodewise, rows, permutation, output_shift, branches. A weight times c has
