@@ -331,4 +331,4 @@ def test_every_note_is_told_once(full, runs):
     assert sorted(text.strip() for text in told) == sorted(notes)
     links = {attrs["href"] for attrs, _ in full.of("a") if attrs.get("class") == "footnote"}
     assert links == {f"#note-{k + 1}" for k in range(len(notes))}
-    assert re.search("not a minimum", " ".join(text for _, text in full.of("li")))
+    assert re.search("not at a minimum", " ".join(text for _, text in full.of("li")))
