@@ -157,6 +157,13 @@ def test_odd_words_are_refused_before_anything_is_computed(run, words, told):
     assert "Traceback" not in err
 
 
+def test_what_follows_two_dashes_is_no_option(run):
+    code, _, err = run("compare", "nets.py:small", "--", "a.pt", "--data", "data.npz")
+    assert code == 2
+    assert "Missing option '--data'" in err
+    assert "given" not in err
+
+
 def test_the_help_of_certify_says_what_is_certified(run):
     text = " ".join(run("certify", "--help")[1].replace("│", " ").split())
     assert "Without -m: those of the shared sweep." in text

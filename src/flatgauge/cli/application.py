@@ -198,7 +198,8 @@ def _place(error: BaseException | None) -> str:
 
 def _given(param: Any) -> str:
     """The word that an option was given, for the end of a message."""
-    words = [word for before in sys.argv[1:] for word in before.split("=", 1)]
+    given = itertools.takewhile(lambda word: word != "--", sys.argv[1:])  # No options after it.
+    words = [part for word in given for part in word.split("=", 1)]
     options = getattr(param, "opts", [])
     found = [after for word, after in itertools.pairwise(words) if word in options]
     return f" (given: {found[-1]!r})" if found else ""
