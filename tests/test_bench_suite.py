@@ -146,6 +146,7 @@ def test_refusals(monkeypatch, capsys):
         ("--quantities", "speed"): "`quantities` has 'speed'; there are product, trace",
         ("--workloads", "W1K", "--quantities", "trace"): "none of trace is measured on W1K",
         ("--scale", "0"): "`scale=0` leaves no samples",
+        ("--scale", "inf"): "`scale=inf` is no share of the samples",
         ("--json", "no/such/folder.json"): "there is no folder",
         ("--png", "costs.xyz"): "does not end in a form of picture",
         ("--png", "costs.png", "--quantities", "growth"): "there are none in growth",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -42,6 +43,8 @@ class Plan:
             raise ValueError(f"`rounds={self.rounds}` times nothing; use at least 1.")
         if not self.scale > 0:
             raise ValueError(f"`scale={self.scale:g}` leaves no samples; use 1 for all of them.")
+        if self.scale == math.inf:
+            raise ValueError("`scale=inf` is no share of the samples; use 1 for all of them.")
         if not any(True for _ in self.pairs()) and not set(self.quantities) & set(OTHERS):
             raise ValueError(
                 f"none of {', '.join(self.quantities)} is measured on "
