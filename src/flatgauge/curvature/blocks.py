@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor
 
 from flatgauge.curvature.columns import Columns, groups_of, left_behind
-from flatgauge.curvature.estimated import estimated_blocks
+from flatgauge.curvature.estimated import Found, estimated_blocks
 from flatgauge.curvature.relative import inverse
 from flatgauge.curvature.spreads import input_spreads
 from flatgauge.curvature.summary import LayerValue, as_shares, rows_of, spread
@@ -51,6 +51,9 @@ class Block:
             diagonal it is not known.
         samples: Every sample's share in a part, units added up (N,): their mean is the value, and
             their spread over √N its data error.
+        draws: What every random vector says of a part, units added up (probes,), where the block
+            is estimated; of the diagonal it is not kept.
+        sum_stderr: The standard error of the sum over the units, where mixtures took part.
         layer: How the parameter is contracted, None for parameters that are no layers.
         rounding: Up to what size the entries of a layer's diagonal may be zeros that rounding
             left, where columns of both signs cancel; None where none do.
@@ -64,6 +67,8 @@ class Block:
     stderr: Mapping[str, Tensor] = field(default_factory=dict)
     data_stderr: Mapping[str, Tensor] = field(default_factory=dict)
     samples: Mapping[str, Tensor] = field(default_factory=dict)
+    draws: Mapping[str, Tensor] = field(default_factory=dict)
+    sum_stderr: Mapping[str, Tensor] = field(default_factory=dict)
     layer: Layer | None = None
     rounding: Tensor | None = None
 
@@ -81,11 +86,13 @@ class Block:
         """A part of one number, times a factor, with its errors."""
         samples = self.samples.get(part)
         scaled = None if samples is None else scale * samples
+        draws = self.draws.get(part)
         return LayerValue(
             scale * float(self.values[part]),
             stderr=scale * float(self.stderr[part]),
             data_stderr=spread(scaled),
             samples=scaled,
+            draws=None if draws is None else scale * draws,
             exact=self.exact,
         )
 
@@ -93,11 +100,17 @@ class Block:
         """The sum of a part over the units, or the largest, with its errors."""
         values, stderr = self.values[part], self.stderr[part]
         if how == "sum":
-            samples = self.samples.get(part)
-            data_stderr = spread(samples)
-            error = float(stderr.sum())
+            samples, draws = self.samples.get(part), self.draws.get(part)
+            error = spread(draws)
+            if error is None:
+                error = float(self.sum_stderr.get(part, stderr.new_zeros(())))
             return LayerValue(
-                float(values.sum()), error, 0.0, data_stderr, samples, exact=self.exact
+                float(values.sum()),
+                stderr=error,
+                data_stderr=spread(samples),
+                samples=samples,
+                draws=draws,
+                exact=self.exact,
             )
         unit = int(values.argmax())
         known = self.data_stderr.get(part)
@@ -266,11 +279,34 @@ def _measured(
         scale = surface.objective.count / (surface.objective.count - left_out)
         estimates = estimated_blocks(surface, rest, layers, wanted, scales, probes, sources)
         for name, parts in estimates.items():
-            means, errors = ({k: v.mul_(scale) for k, v in part.items()} for part in parts)
-            reason, layer = plan.reasons[name], layers.get(name)
-            found[name] = Block(name, False, reason, values[name], means, errors, layer=layer)
+            found[name] = estimated_block(
+                name, plan.reasons[name], values[name], parts, scale, layers.get(name)
+            )
     ordered = {name: found[name] for name in surface.names if name in found}
     return Blocks(ordered, wanted, missing, left_out)
+
+
+def estimated_block(
+    name: str, reason: str, value: Tensor, found: Found, scale: float, layer: Layer | None
+) -> Block:
+    """A block of what random vectors say, times a factor.
+
+    Args:
+        name: The parameter.
+        reason: Why it is estimated.
+        value: The parameter's value.
+        found: What random vectors say.
+        scale: The factor.
+        layer: How the parameter is contracted.
+
+    Returns:
+        The block.
+    """
+    # The estimates themselves where nothing was left out: copies are twice the model each.
+    means, errors, draws = (
+        {k: v if scale == 1 else scale * v for k, v in part.items()} for part in found
+    )
+    return Block(name, False, reason, value, means, errors, draws=draws, layer=layer)
 
 
 def _swept(
@@ -358,7 +394,7 @@ def _finished(
     """Divide by the denominator, and add what weight decay adds."""
     count = float(shares.sum())
     values: dict[str, Tensor] = {}
-    stderr, data_stderr, samples = {}, {}, {}
+    stderr, data_stderr, samples, sum_stderr = {}, {}, {}, {}
     for part, added in penalties.items():
         if part == "diagonal":
             found = tally.diagonal
@@ -368,13 +404,26 @@ def _finished(
         total = tally.sums.get(part, torch.zeros_like(added))
         values[part] = total / count + added
         stderr[part] = tally.variances.get(part, torch.zeros_like(added)).sqrt() / count
+        if part in tally.sum_variances:
+            sum_stderr[part] = tally.sum_variances[part].sqrt() / count
         data_stderr[part] = tally.data_error(part, shares)
         own = tally.samples.get(part)
         if own is not None:
             samples[part] = as_shares(torch.cat(own), shares) + added.sum()
     reason = "by the heaviest columns and mixtures of the rest (`all_columns=True` sweeps all)"
     reason = reason if tally.mixed else ""
-    return Block(name, not tally.mixed, reason, value, values, stderr, data_stderr, samples, layer)
+    return Block(
+        name,
+        not tally.mixed,
+        reason,
+        value,
+        values,
+        stderr,
+        data_stderr,
+        samples,
+        sum_stderr=sum_stderr,
+        layer=layer,
+    )
 
 
 def _penalties(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor
@@ -28,8 +29,20 @@ _KINDS = (
     ("normalized",),
 )
 
-#: By part: its mean over the random vectors, and the standard errors.
-Found = tuple[dict[str, Tensor], dict[str, Tensor]]
+
+class Found(NamedTuple):
+    """What random vectors say of one parameter's block, by part.
+
+    Attributes:
+        means: The means over the random vectors.
+        stderr: The standard errors of the means.
+        draws: What every random vector says, units added up (probes,); not of the diagonal. One
+            vector serves all parameters, so that the draws of several can be added up.
+    """
+
+    means: dict[str, Tensor]
+    stderr: dict[str, Tensor]
+    draws: dict[str, Tensor]
 
 
 def estimated_blocks(
@@ -63,7 +76,7 @@ def estimated_blocks(
             or one per weight; None for the length of the block's weights.
 
     Returns:
-        By parameter: means and standard errors by part.
+        By parameter.
 
     Raises:
         ValueError: If there are too few probes for an error.
@@ -73,7 +86,7 @@ def estimated_blocks(
     params = surface.params
     if sizes is None:
         sizes = {name: wide(params[name]).new_tensor(_size(params[name])) for name in names}
-    found: dict[str, Found] = {name: ({}, {}) for name in names}
+    found = {name: Found({}, {}, {}) for name in names}
     for kind in _KINDS:
         parts = [part for part in kind if part in wanted]
         taking = [n for n in names if n in layers or kind[0] in ("trace", "own")]
@@ -82,6 +95,7 @@ def estimated_blocks(
         if not parts or not taking:
             continue
         sums: dict[tuple[str, str], tuple[Tensor, Tensor]] = {}
+        draws_of: dict[tuple[str, str], list[Tensor]] = {}
         draws = {
             name: _draw(params[name], kind[0], layers.get(name), scales.get(name), sizes[name])
             for name in taking
@@ -94,12 +108,16 @@ def estimated_blocks(
                 if kind[0] == "trace":
                     values.div_(sizes[name].square())
                 for part in parts:
-                    _accumulate(sums, (name, part), _reduced(values, part, layers.get(name)))
+                    drawn_value = _reduced(values, part, layers.get(name))
+                    _accumulate(sums, (name, part), drawn_value)
+                    draws_of.setdefault((name, part), []).append(drawn_value.sum())
         for (name, part), (total, squares) in sums.items():
             mean = total.div_(probes)
             squares.div_(probes).addcmul_(mean, mean, value=-1)
             spread = squares.clamp_min_(0).div_(probes - 1)
-            found[name][0][part], found[name][1][part] = mean, spread.sqrt_()
+            found[name].means[part], found[name].stderr[part] = mean, spread.sqrt_()
+            if part != "diagonal":
+                found[name].draws[part] = torch.stack(draws_of[name, part])
     return found
 
 

@@ -26,6 +26,9 @@ class LayerValue:
         bound: What an iterative solver left.
         data_stderr: From the choice of samples, None if not known.
         samples: Every sample's share (N,): their mean is the value; None if not known.
+        draws: What every random vector says (probes,): their mean is the value (to first order,
+            where it is no mean); None where none were drawn, or the vectors are not shared with
+            other layers.
         exact: Whether it is the definition itself, up to rounding.
         converged: Whether the solver met its tolerance.
     """
@@ -35,6 +38,7 @@ class LayerValue:
     bound: float = 0.0
     data_stderr: float | None = None
     samples: Tensor | None = None
+    draws: Tensor | None = None
     exact: bool = True
     converged: bool = True
 
@@ -94,7 +98,8 @@ def combined(
         details: Further numbers.
 
     Returns:
-        The estimate. Errors of a sum are added up, as those of layers are not independent.
+        The estimate. The error of a sum is that of the random vectors' own sums, which all layers
+        share; where there are none (mixtures of columns), errors are added up.
     """
     layers = {name: item.value for name, item in values.items()}
     if how == "sum":
@@ -111,7 +116,7 @@ def combined(
     bound = sum(part.bound for part in parts)
     return Estimate(
         value,
-        stderr=sum(part.stderr for part in parts),
+        stderr=_stderr(parts),
         data_stderr=data_stderr,
         bound=bound or None,
         exact=all(part.exact for part in everywhere),
@@ -123,6 +128,13 @@ def combined(
         notes=tuple(notes),
         samples=samples,
     )
+
+
+def _stderr(parts: Sequence[LayerValue]) -> float:
+    """The standard error of the sum of some layers' numbers."""
+    drawn = [part.draws for part in parts if part.draws is not None]
+    together = spread(sum(drawn[1:], drawn[0])) if drawn else None
+    return math.hypot(together or 0.0, sum(part.stderr for part in parts if part.draws is None))
 
 
 def _shares_in_sum(parts: Sequence[LayerValue]) -> Tensor | None:

@@ -16,7 +16,7 @@ from flatgauge.precision import wide
 _SMALL = 1e-6
 
 #: What a tally adds up by part.
-_SUMS = ("sums", "squares", "products", "variances")
+_SUMS = ("sums", "squares", "products", "variances", "sum_variances")
 
 
 @dataclass
@@ -30,6 +30,7 @@ class Tally:
         squares: Sums of the squared shares.
         products: Sums of the shares times the samples' shares in the denominator.
         variances: What mixtures of columns leave uncertain of the sums.
+        sum_variances: The same of the sum over the units.
         samples: Every sample's share, units added up, by part.
         mixed: Whether mixtures stood for some of the columns.
     """
@@ -40,6 +41,7 @@ class Tally:
     squares: dict[str, Tensor] = field(default_factory=dict)
     products: dict[str, Tensor] = field(default_factory=dict)
     variances: dict[str, Tensor] = field(default_factory=dict)
+    sum_variances: dict[str, Tensor] = field(default_factory=dict)
     samples: dict[str, list[Tensor]] = field(default_factory=dict)
     mixed: bool = False
 
@@ -61,6 +63,8 @@ class Tally:
                 # m times each mixture estimates the rest by itself; their mean is the sum.
                 spread = drawn.var(0) * len(drawn)
                 _add(self.variances, name, wide(spread.sum(0)), places)
+                whole = drawn.flatten(2).sum(2) if drawn.dim() > 2 else drawn
+                _add(self.sum_variances, name, wide((whole.var(0) * len(drawn)).sum(0)))
             own = wide(values.sum(1) if values.dim() > 1 else values)
             self.samples.setdefault(name, []).append(own)
             total = wide(values.sum(0))

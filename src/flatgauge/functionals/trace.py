@@ -72,11 +72,13 @@ def trace(
         together=budget.columns(BLOCK),
         generator=generator,
     )
+    exact = estimate.exact and known.exact and chart.surface.exact_products
     return replace(
         estimate,
         value=estimate.value + known.value,
         stderr=math.hypot(estimate.stderr, known.stderr),
-        exact=estimate.exact and known.exact and chart.surface.exact_products,
-        notes=(*notes, *estimate.notes),
+        exact=exact,
+        # Nothing was estimated where so few weights are left that all their columns were taken.
+        notes=(*(chart.notes if exact else notes), *estimate.notes),
         details={**estimate.details, **details},
     )

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Generator, Tensor
 
-from flatgauge.curvature.blocks import Block, Blocks, block_curvature
+from flatgauge.curvature.blocks import Blocks, block_curvature, estimated_block
 from flatgauge.curvature.estimated import estimated_blocks
 from flatgauge.curvature.surrogate import samples_without_loss
 from flatgauge.curvature.sweep import sweeper_of
@@ -66,27 +66,34 @@ def orbit_blocks(
     found = surface.recall(
         ("orbit estimates", wanted, probes, digest(source)),
         lambda: estimated_blocks(
-            surface, names, {}, wanted, {}, probes, branches(source), _sizes(surface, names)
+            surface, names, {}, wanted, {}, probes, branches(source), orbit_sizes(surface, names)
         ),
     )
     layers, params = sweeper_of(surface).plan.layers, surface.params
     left_out = samples_without_loss(surface)
     # Products are of the mean over all samples that count; those left out are none of them.
     scale = surface.objective.count / (surface.objective.count - left_out)
-    estimated = {}
-    for name in names:
-        # The estimates themselves where nothing was left out: copies are twice the model each.
-        means, errors = (
-            {k: v if scale == 1 else scale * v for k, v in part.items()} for part in found[name]
+    estimated = {
+        name: estimated_block(
+            name, swept.missing[name], params[name], found[name], scale, layers.get(name)
         )
-        reason, weight = swept.missing[name], params[name]
-        estimated[name] = Block(name, False, reason, weight, means, errors, layer=layers.get(name))
+        for name in names
+    }
     blocks = {name: estimated.get(name) or swept[name] for name in surface.names}
     return Blocks(blocks, swept.parts, left_out=left_out)
 
 
-def _sizes(surface: LossSurface, names: list[str]) -> dict[str, Tensor] | None:
-    """Sizes of random vectors that follow the weights, however the network is written."""
+def orbit_sizes(surface: LossSurface, names: Sequence[str]) -> dict[str, Tensor] | None:
+    """Sizes of random vectors that follow the weights, however the network is written.
+
+    Args:
+        surface: Where they are drawn.
+        names: For which parameters.
+
+    Returns:
+        By parameter, one number per weight: the length of the parameter in the balanced form over
+        what takes each weight there. None where the model cannot be read.
+    """
     state = dict(surface.model.named_parameters())
     try:
         factors = balance_of(gauge_of(surface.origin), state).factors

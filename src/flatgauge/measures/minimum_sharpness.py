@@ -11,7 +11,7 @@ from torch import Generator
 from flatgauge.curvature.blocks import DEFAULT_PROBES, Block
 from flatgauge.curvature.summary import told
 from flatgauge.estimators import Estimate
-from flatgauge.geometry.orbit_blocks import orbit_blocks
+from flatgauge.geometry.orbit_blocks import orbit_blocks, orbit_sizes
 from flatgauge.measures.registry import measure
 from flatgauge.surface import LossSurface
 from flatgauge.symmetry.of_surface import gauge_of
@@ -164,12 +164,21 @@ def _minimum(
     )
     decay = surface.weight_decay  # Its penalty has the same second derivatives everywhere.
     gauge = gauge_of(surface, layerwise=layerwise)
-    found = smallest_trace(gauge, {n: b.values["diagonal"] - decay for n, b in blocks.items()})
+    reasons = {name: block.reason for name, block in blocks.items() if not block.exact}
+    drawn = [name for name in reasons if "diagonal" in blocks[name].stderr]
+    sizes = (orbit_sizes(surface, drawn) if drawn else None) or {}
+    found = smallest_trace(
+        gauge,
+        {name: block.values["diagonal"] - decay for name, block in blocks.items()},
+        {name: size.square() for name, size in sizes.items()},
+    )
     penalties = {name: decay * block.weight.numel() for name, block in blocks.items()}
     shares = {name: found.shares[name] + penalties[name] for name in blocks}
     value = math.fsum(shares.values())
-    as_it_is = math.fsum(float(block.values["trace"]) for block in blocks.values())
-    reasons = {name: block.reason for name, block in blocks.items() if not block.exact}
+    as_it_is = math.fsum(
+        found.start[name] + penalties[name] if name in sizes else float(block.values["trace"])
+        for name, block in blocks.items()
+    )
     return Estimate(
         value,
         stderr=_stderr(blocks, found),
@@ -216,9 +225,15 @@ def _told(found: Infimum, scales: int) -> list[str]:
             f"the infimum is not attained: scales run off to zero or infinity ({found.running} of "
             f"{scales}), and the second derivatives that vanish with them are left out"
         )
-    if found.clipped:
+    if found.clipped - found.noisy:
         notes.append(
-            f"{found.clipped} sums of second derivatives that scale alike are negative and count "
-            "as zero: rescaling would make them as negative as one likes"
+            f"{found.clipped - found.noisy} sums of second derivatives that scale alike are "
+            "negative and count as zero: rescaling would make them as negative as one likes"
+        )
+    if found.noisy:
+        notes.append(
+            f"{found.noisy} sums of estimated second derivatives are negative and count as zero, "
+            "and the others are lowered to keep each tensor's trace; the infimum over noisy sums "
+            "comes out too low rather than too high: more `probes` lessen this"
         )
     return notes

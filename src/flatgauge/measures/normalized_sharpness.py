@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -17,6 +18,9 @@ from flatgauge.geometry.orbit_blocks import orbit_blocks
 from flatgauge.matrix_scaling import Scaling, smallest_sum
 from flatgauge.measures.registry import measure
 from flatgauge.surface import LossSurface
+
+#: How many standard errors above zero a root is as good as straight.
+_STRAIGHT = 5.0
 
 _COST = "one sweep: about classes gradients, shared with all measures of the same loss"
 
@@ -204,7 +208,12 @@ def normalized_sharpness(
     if any(math.isnan(item.stderr) for item in values.values()):
         notes.append("how far mixtures of columns move the value is not known")
     options = _options(surrogate, layers)
-    return combined(values, "sum", notes=notes, options=options, details=details)
+    estimate = combined(values, "sum", notes=notes, options=options, details=details)
+    errors = [_errors(blocks[name], scalings[name]) for name in names]
+    return replace(
+        estimate,
+        stderr=math.hypot(*(error for error, _ in errors)) + math.fsum(more for _, more in errors),
+    )
 
 
 def scaled(block: Block) -> Scaling:
@@ -225,19 +234,31 @@ def scaled(block: Block) -> Scaling:
     return smallest_sum(curvature.cpu().numpy(), squares.cpu().numpy())
 
 
+def _errors(block: Block, scaling: Scaling) -> tuple[float, float]:
+    """A layer's standard error, and the excess that clipping noise at zero leaves on average."""
+    # To first order the sum grows with every h by its product of scales. The errors of random
+    # signs on two weights have at most their pair in common, so that the variance of a sum is at
+    # most twice the sum of the variances, over all layers too.
+    assert block.layer is not None
+    if block.exact:
+        return 0.0, 0.0
+    if "diagonal" not in block.stderr:
+        return math.nan, 0.0
+    from scipy.special import ndtr  # the normal distribution; slow to import
+
+    slopes = scaling.products[..., None]
+    errors = block.layer.canonical(block.stderr["diagonal"]).cpu().numpy()
+    means = block.layer.canonical(block.values["diagonal"].clamp_min(0)).cpu().numpy()
+    away = np.divide(means, errors, out=np.zeros_like(means), where=errors > 0)
+    gain = np.exp(-(away**2) / 2) / math.sqrt(2 * math.pi) - away * ndtr(-away)
+    return float(np.sqrt(2 * np.sum((slopes * errors) ** 2))), float(np.sum(slopes * errors * gain))
+
+
 def _solved(block: Block, scaling: Scaling) -> LayerValue:
     """A layer's smallest sum with its errors."""
-    assert block.layer is not None
-    stderr, errors = 0.0, block.stderr.get("diagonal")
-    if not block.exact:
-        stderr = math.nan
-        if errors is not None:
-            # The sum grows with every h by its product; the errors of one vector come together.
-            error = block.layer.canonical(errors).sum(-1).cpu().numpy()
-            stderr = float(np.sum(scaling.products * error))
     return LayerValue(
         scaling.value,
-        stderr=stderr,
+        stderr=sum(_errors(block, scaling)),
         bound=scaling.gap,
         exact=block.exact,
         converged=scaling.converged,
@@ -255,15 +276,18 @@ def _root(block: Block) -> LayerValue:
     doubt = math.sqrt(clipped) - math.sqrt(max(clipped - error, 0.0))
     if float(trace) < error:
         doubt = math.sqrt(max(float(trace) + 3 * error, 0.0))
-    samples = block.samples.get("trace")
+    samples, draws = block.samples.get("trace"), block.draws.get("trace")
+    slope = math.sqrt(size) / math.sqrt(clipped) / 2 if clipped else 0.0
     if samples is not None:
-        slope = math.sqrt(size) / math.sqrt(clipped) / 2 if clipped else 0.0
         samples = torch.as_tensor(value) + slope * (samples - trace)
+    if draws is not None:  # Far from zero a root is nearly straight.
+        draws = value + slope * (draws - trace) if clipped > _STRAIGHT * error else None
     return LayerValue(
         value,
         stderr=math.sqrt(size) * doubt,
         data_stderr=spread(samples),
         samples=samples,
+        draws=draws,
         exact=block.exact,
     )
 

@@ -25,54 +25,79 @@ class Infimum:
 
     Attributes:
         shares: What every tensor adds to it.
+        start: What every tensor adds before anything is scaled.
         factors: What the second derivatives of every tensor are multiplied by there: broadcasts to
-            the tensor, zero for those that vanish.
+            the tensor, zero for those that vanish or count as zero.
         running: Units that run off to zero or infinity: the infimum is not attained.
         clipped: Sums of second derivatives that were negative and count as zero.
+        noisy: Those among estimated ones, for which the others of the same tensor are lowered.
         steps: Newton steps taken.
         imbalance: The largest relative difference left between what enters and what leaves.
         gap: How far above the infimum the value is, by Newton's decrement.
     """
 
     shares: dict[str, float]
+    start: dict[str, float]
     factors: dict[str, Floats]
     running: int
     clipped: int
+    noisy: int
     steps: int
     imbalance: float
     gap: float
 
 
-def smallest_trace(gauge: GaugeGroup, diagonals: Mapping[str, Tensor]) -> Infimum:
+def smallest_trace(
+    gauge: GaugeGroup,
+    diagonals: Mapping[str, Tensor],
+    weights: Mapping[str, Tensor] | None = None,
+) -> Infimum:
     """Minimise the sum of second derivatives over a gauge group.
 
     A tensor times c has second derivatives over c². Every power of two that the network
     may have been multiplied by is first divided out, exactly, so that all ways to write it
     by powers of two give the same bits.
 
+    Sums of estimated second derivatives may be negative by noise alone. If only these were set to
+    zero, the sum would grow by what they lacked; so the others of the tensor are lowered by one
+    factor, at which the sum of the tensor in one chosen form of the network stays what it is.
+
     Args:
         gauge: The group.
         diagonals: The second derivatives of every tensor that counts, by name.
+        weights: Of every estimated tensor, what takes second derivatives to the chosen form, up to
+            one factor per tensor: constant where entries scale by the same factor.
 
     Returns:
         The infimum.
     """
-    shares, factors = {}, {}
+    weights = weights or {}
+    shares, start, factors, kept = {}, {}, {}, {}
     layers: list[Edges] = []
-    clipped = 0
+    clipped = noisy = 0
     for name, diagonal in diagonals.items():
         values = diagonal.detach().double().cpu().numpy()
         factors[name] = np.ones(())
         if name not in gauge.names:
-            shares[name] = float(values.sum())
+            shares[name] = start[name] = float(values.sum())
             continue
         pattern = _pattern(gauge, name)
         terms = np.asarray(values.sum(pattern.summed, keepdims=True))
         still = pattern.still(gauge.dim)
         shares[name] = float(terms[still].sum())
         moved = np.where(still, 0.0, terms)
-        clipped += int((moved < 0).sum())
-        layers.append(Edges(pattern, np.maximum(moved, 0.0)))
+        negative, ratio = moved < 0, 1.0
+        clipped += int(negative.sum())
+        if name in weights and negative.any():
+            noisy += int(negative.sum())
+            scale = weights[name].detach().double().cpu().numpy()
+            scale = np.broadcast_to(scale, values.shape).max(pattern.summed, keepdims=True)
+            ratio = max(float((moved * scale).sum() / (np.abs(moved) * scale).sum()), 0.0)
+            ratio = 2 * ratio / (1 + ratio)  # From Σ t / Σ |t| to Σ t over the positive ones.
+        terms = np.where(negative, 0.0, ratio * moved)
+        start[name] = shares[name] + float(terms.sum())
+        kept[name] = np.where(negative, 0.0, np.where(still, 1.0, ratio))
+        layers.append(Edges(pattern, terms))
     layers, shift, scales, running = _started(layers, gauge.dim)
     logs, steps, imbalance = smallest_sum(layers, gauge.dim)
     for layer, best in zip(layers, rescaled(layers, logs), strict=True):
@@ -80,10 +105,10 @@ def smallest_trace(gauge: GaugeGroup, diagonals: Mapping[str, Tensor]) -> Infimu
         shares[name] += float(np.ldexp(best.terms.sum(), shift))
         growth = 2 * (pattern.exponents(scales) + layer.pattern.exponents(logs) / np.log(2))
         gone = np.abs(pattern.exponents(running)) > _SMALL
-        factors[name] = np.where(gone, 0.0, np.exp2(growth))
+        factors[name] = np.where(gone, 0.0, kept[name] * np.exp2(growth))
     left = float(np.ldexp(gap(layers, logs, gauge.dim), shift))
     count = int(np.count_nonzero(running))
-    return Infimum(shares, factors, count, clipped, steps, imbalance, left)
+    return Infimum(shares, start, factors, count, clipped, noisy, steps, imbalance, left)
 
 
 def _started(layers: list[Edges], count: int) -> tuple[list[Edges], int, Floats, Floats]:
