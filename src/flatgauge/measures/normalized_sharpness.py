@@ -191,7 +191,11 @@ def normalized_sharpness(
         generator=generator,
     )
     names = select(blocks.layers, layers)
-    values = {name: _solved(blocks[name], scaled(blocks[name])) for name in names}
+    values, errors = {}, []
+    for name in names:  # The scales of one layer at a time: they are as large as its weights.
+        scaling = scaled(blocks[name])
+        errors.append(_errors(blocks[name], scaling))
+        values[name] = _solved(blocks[name], scaling, sum(errors[-1]))
     diagonals = [blocks[name].values["diagonal"] for name in names]
     negative = sum(float(h.clamp_max(0).abs().sum()) for h in diagonals)
     whole = sum(float(h.abs().sum()) for h in diagonals)
@@ -209,7 +213,6 @@ def normalized_sharpness(
         notes.append("how far mixtures of columns move the value is not known")
     options = _options(surrogate, layers)
     estimate = combined(values, "sum", notes=notes, options=options, details=details)
-    errors = [_errors(blocks[name], scalings[name]) for name in names]
     return replace(
         estimate,
         stderr=math.hypot(*(error for error, _ in errors)) + math.fsum(more for _, more in errors),
@@ -254,11 +257,11 @@ def _errors(block: Block, scaling: Scaling) -> tuple[float, float]:
     return float(np.sqrt(2 * np.sum((slopes * errors) ** 2))), float(np.sum(slopes * errors * gain))
 
 
-def _solved(block: Block, scaling: Scaling) -> LayerValue:
+def _solved(block: Block, scaling: Scaling, stderr: float) -> LayerValue:
     """A layer's smallest sum with its errors."""
     return LayerValue(
         scaling.value,
-        stderr=sum(_errors(block, scaling)),
+        stderr=stderr,
         bound=scaling.gap,
         exact=block.exact,
         converged=scaling.converged,
