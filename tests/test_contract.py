@@ -133,7 +133,8 @@ def certified(tmp_path_factory) -> Certified:
         with path.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not path.exists():
-                wanted = {name: SHORT.get(name, {}) for name in MEASURES}
+                fit = [name for name in MEASURES if case not in INAPPLICABLE.get(name, {})]
+                wanted = {name: SHORT.get(name, {}) for name in fit}
                 certificate = certify(shared(case, 0), measures=wanted, trials=1)
                 assert all(kept.held for kept in certificate.kept)
                 path.write_bytes(pickle.dumps(certificate.rows))
@@ -145,12 +146,13 @@ def certified(tmp_path_factory) -> Certified:
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("name", MEASURES)
 def test_claimed_invariances_hold(name, case, certified):
+    if case in INAPPLICABLE.get(name, {}):  # Refused: see the test of what is finite.
+        return
     rows = [certified(case)[name, group] for group in registry[name].invariant_to]
     assert all(row.claimed for row in rows)
-    other = "unmeasured" if case in INAPPLICABLE.get(name, {}) else "holds"
     # What is estimated, not swept, may be too noisy to tell.
     noisy = ["unproven"] if build(case).curved else []
-    assert not [row for row in rows if row.verdict not in (other, "absent", *noisy)]
+    assert not [row for row in rows if row.verdict not in ("holds", "absent", *noisy)]
 
 
 @pytest.mark.parametrize("group", GROUPS)
@@ -158,11 +160,12 @@ def test_claimed_invariances_hold(name, case, certified):
 def test_what_is_not_claimed_moves_somewhere(name, group, certified):
     # And what is claimed is really tried somewhere.
     expected = "holds" if group in registry[name].invariant_to else "moves"
-    found = [certified(case)[name, group].verdict for case in CASES]
+    rows = [certified(case).get((name, group)) for case in CASES]
+    found = [row.verdict for row in rows if row is not None]
     if (name, group) in STILL:
         other = build("proportional branches", seed=STILL[name, group]).surface()
-        rows = certify(other, measures=[name], trials=1).rows
-        found += [row.verdict for row in rows if row.group == group]
+        again = certify(other, measures=[name], trials=1).rows
+        found += [row.verdict for row in again if row.group == group]
     assert expected in found
 
 
