@@ -402,3 +402,16 @@ def test_parameters_that_a_model_caches_in_eval_mode_count(called):
     assert model.cache == before
     named = [note for note in surface.notes if note.startswith("`cache` of the model holds what")]
     assert len(named) == (called != "not")
+
+
+def test_a_cache_next_to_a_counter_is_found_too():
+    class Counting(Caching):
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls = getattr(self, "calls", 0) + 1
+            return super().forward(x)
+
+    model, data = Counting().double().eval(), surface_data()
+    fresh = LossSurface(model, "cross_entropy", data).gradient()
+    with torch.no_grad():
+        model(data[0])
+    assert torch.equal(LossSurface(model, "cross_entropy", data).gradient(), fresh)

@@ -89,7 +89,8 @@ class Subject:
         self._number: Tensor | None = None
         self._buffers: set[str] = set()
         self._channels_last = False
-        self._keeps_state, self._caches = False, list[ParameterCache]()
+        self._keeps_state = True  # Until the first call has shown whether it does.
+        self._caches = list[ParameterCache]()
         self.refresh()
 
     @property
@@ -178,15 +179,15 @@ class Subject:
         Returns:
             What the model returns.
         """
-        before = self._snapshot()
+        before, self._keeps_state = self._snapshot(), False
         try:
             output = self(self.leaves, batch, with_labels=with_labels)
         finally:
-            self._keeps_state = before.restore()
+            changed = before.restore()
         self._caches = find_caches(
             self.model, lambda: self(self.leaves, batch, with_labels=with_labels)
         )
-        self._keeps_state |= bool(self._caches)
+        self._keeps_state = changed or bool(self._caches)
         self._notes += [
             f"`{cache.path}` of the model holds what it computed from parameters in an earlier "
             "call; it is computed again in every call here"
@@ -202,7 +203,11 @@ class Subject:
         """The same model in double precision."""
         if self.dtype is torch.float64:
             return self
-        other = Subject(self.model, torch.float64)
+        return self.remake(torch.float64)
+
+    def remake(self, dtype: torch.dtype) -> Subject:
+        """The same model in some precision, with what its first call has shown."""
+        other = Subject(self.model, dtype)
         other._keeps_state, other._caches = self._keeps_state, self._caches
         return other
 

@@ -577,7 +577,7 @@ class LossSurface:
             other = type(self).__new__(type(self))
             other.__dict__.update(self.__dict__)
             other._origin, other.weight_decay = self, 0.0
-            other._subject = Subject(self.model, self.dtype)
+            other._subject = self._subject.remake(self.dtype)
             other._objective = self._objective.under(other._subject, loss)
             other._second_order = SecondOrder(
                 other._subject,

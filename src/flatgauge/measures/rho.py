@@ -155,4 +155,7 @@ def _rho(
     units = {name: blocks[name].values[side] for name in names}
     reasons = {name: blocks[name].reason for name in names if not blocks[name].exact}
     options = {"side": side} | ({} if layers is None else {"layers": layers})
-    return combined(values, how, units=units, notes=told(reasons), options=options)
+    notes = told(reasons)
+    if how == "max" and reasons:
+        notes.append("the largest of estimated values is biased upwards; more `probes` lessen it")
+    return combined(values, how, units=units, notes=notes, options=options)
