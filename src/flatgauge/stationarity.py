@@ -15,6 +15,7 @@ import torch
 
 from flatgauge.precision import length_of, wide_pieces
 from flatgauge.surface import LossSurface
+from flatgauge.words import GroupError
 
 #: A fall of the loss by more than this share of its scale marks the point.
 FALL = 0.01
@@ -34,15 +35,26 @@ def descent_note(surface: LossSurface) -> str | None:
         surface: The surface.
 
     Returns:
-        What was compared, what it means and what to do; None at a minimum.
+        What was compared, what it means and what to do; None at a minimum, and where the model
+        cannot be computed with other weights.
+
+    Raises:
+        GroupError: If the processes that measure together cannot go on.
     """
-    return surface.recall("descent note", lambda: _find_descent(surface))
+    try:
+        return surface.recall("descent note", lambda: _find_descent(surface))
+    except GroupError:
+        raise
+    except Exception:  # Whatever the user's model raises there.
+        return None
 
 
 def _find_descent(surface: LossSurface) -> str | None:
     loss, gradient = surface.value_and_gradient()
     pairs = wide_pieces(surface.point, gradient)
     slope = sum(float((point * part).abs().sum()) for point, part in pairs)
+    if not slope:
+        return None
     threshold = FALL * _scale(surface, loss)
     direction = surface.point.abs() * gradient.sign()
     for fraction in _FRACTIONS:
@@ -65,6 +77,8 @@ def _scale(surface: LossSurface, loss: float) -> float:
     scale = 1 + abs(loss)
     try:
         at_zero = surface.value(torch.zeros_like(surface.point))
-    except RuntimeError:  # The model cannot be computed there.
+    except GroupError:
+        raise
+    except Exception:  # The model cannot be computed there.
         return scale
     return min(scale, at_zero) if 0 < at_zero < math.inf else scale

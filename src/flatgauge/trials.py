@@ -164,8 +164,8 @@ def _slope_agrees(objective: Objective, double: Subject) -> bool:
 
     def value(step: float) -> float:
         moved = _moved(point, vector, step)
-        with torch.no_grad():
-            return float(double.holding(moved, lambda: objective.total_of(double, moved, few)))
+        total = double.holding(moved, lambda: objective.total_of(double, moved, few))
+        return float(total.detach())
 
     before: float | None = None
     for step in _SLOPE_STEPS:

@@ -109,7 +109,7 @@ def matrix_normalized_sharpness(
         values,
         "sum",
         notes=notes + _notes(blocks, names) + caveats(surface, surrogate),
-        options=_options(surrogate, layers) | {"biases": biases},
+        options=_options(surrogate, layers) | ({"biases": True} if biases else {}),
     )
 
 
