@@ -9,9 +9,6 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
-#: Whether `torch.autograd.grad` takes places in the graph for tensors.
-_EDGES = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 5)
-
 Function = Callable[[Sequence[Tensor]], Tensor]
 Method = Literal["reverse", "forward", "differences"]
 
@@ -115,11 +112,11 @@ def nodes_from(ends: Sequence[Any]) -> Iterator[Any]:
 def _end(piece: Tensor) -> Any:
     """Where a gradient ends in the graph, without its numbers."""
     # Kept for every chunk, the numbers would take the size of the model each time.
-    return get_gradient_edge(piece) if _EDGES else piece
+    return get_gradient_edge(piece)
 
 
 def _node(end: Any) -> Any:
-    return end.node if _EDGES else end.grad_fn
+    return end.node
 
 
 def differentiate(
