@@ -7,7 +7,7 @@ from flatgauge.measures import GROUPS, Measure
 #: By functional, where it brings something along.
 _FUNCTIONALS = {
     "top eigenvalue": "Only the sharpest direction counts. `details` also has the smallest "
-    "eigenvalue that was seen: where it is far below zero, the point is no minimum.",
+    "eigenvalue, or between which numbers it lies: far below zero, the point is not a minimum.",
     "trace": "Where a weight tensor lies before a smooth activation (GELU, tanh), its part is "
     "estimated, with a standard error; the notes say which.",
     "worst case in a ball": "The search can miss the worst point, so the value is a lower bound. "
