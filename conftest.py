@@ -1,11 +1,31 @@
-"""Examples in texts are run where the files that they write are in nobody's way."""
+"""Examples in texts run where their files are in nobody's way; tests share exported graphs."""
 
 from __future__ import annotations
 
+from collections import deque
+
 import pytest
+
+from flatgauge.graph.export import ExportedGraphs
+
+#: The last graphs that a process has exported.
+GRAPHS: deque = deque(maxlen=64)
 
 
 @pytest.fixture(autouse=True)
 def _examples_write_elsewhere(request: pytest.FixtureRequest) -> None:
     if isinstance(request.node, pytest.DoctestItem):
         request.getfixturevalue("monkeypatch").chdir(request.getfixturevalue("tmp_path"))
+
+
+@pytest.fixture(autouse=True)
+def _exported_graphs_are_shared(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tests build the same networks again and again; `fresh_exports` opts out."""
+    if "fresh_exports" not in request.keywords:
+        monkeypatch.setattr(ExportedGraphs, "__init__", _with_shared_graphs)
+
+
+def _with_shared_graphs(graphs: ExportedGraphs) -> None:
+    graphs._graphs = GRAPHS

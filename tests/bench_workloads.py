@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from torch import nn
 
-from flatgauge.bench.row import Row
-from flatgauge.bench.tool import Tool
-from flatgauge.bench.workloads import Kind, Workload, built
+from flatgauge.cli.benchmarks.row import TimingRow
+from flatgauge.cli.benchmarks.tool import Tool
+from flatgauge.cli.benchmarks.workloads import Kind, Workload, built
 
 ABSENT = Tool(
     "Absent", "absent-tool", "there_is_no_such_module", product=lambda model, batches: abs
@@ -25,5 +25,5 @@ def tiny(name: str = "W1", *, outputs: int = 4) -> Workload:
     return built(Kind("tiny", build, None, (1, 4, 4), 40, (10, 20), 1, outputs), name)
 
 
-def row(tool: str, cost: float, **more) -> Row:
-    return Row(**{"workload": "W1", "quantity": "product", "tool": tool, "cost": cost} | more)
+def row(tool: str, cost: float, **more) -> TimingRow:
+    return TimingRow(**{"workload": "W1", "quantity": "product", "tool": tool, "cost": cost} | more)

@@ -13,8 +13,9 @@ import torch
 from cases import build
 
 import flatgauge as fg
-from flatgauge.estimators import Estimate
-from flatgauge.report import Certificate, Report
+from flatgauge.analysis.certificate import Certificate
+from flatgauge.analysis.measurement import Report
+from flatgauge.estimators.estimate import Estimate
 
 #: Cheap, and of every kind: exact, estimated, a lower bound; classical and invariant.
 MEASURES = [

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 import flatgauge as fg
-from flatgauge.asking import wanted_of
-from flatgauge.measuring import estimates_of
+from flatgauge.analysis.measurement import run_measures
+from flatgauge.analysis.request import resolve_measures
 
 #: One of every way in which measures sum over samples.
 MEASURES = {
@@ -199,9 +199,9 @@ def failures() -> dict[str, str]:
     value = surface.value()
     Failing.how = "raise"
     said["raised"] = message(lambda: surface.value(2 * surface.point))
-    wanted = wanted_of(["expected_sharpness"])
-    marked, _ = estimates_of(surface, wanted, seed=0, strict=False)
-    said["report"] = str(marked["expected_sharpness"].notes)
+    wanted = resolve_measures(["expected_sharpness"])
+    ((_, marked),) = run_measures(surface, wanted, seed=0, strict=False)
+    said["report"] = str(marked.notes)
     Failing.how = ""
     said["goes on"] = str(surface.value(surface.point) == value)
 
@@ -311,7 +311,6 @@ def sharded_leftovers() -> dict[str, Any]:
         lambda: fg.landscape(surface, space="weights", dims=1, points=3),
         lambda: fg.LossSurface(model, "cross_entropy", (x, y), processes="all", products="reverse"),
         lambda: fg.LossSurface(model, "cross_entropy", (x, y)),
-        lambda: fg.LossSurface(model, "cross_entropy", (x, y), processes="all", compile=True),
         lambda: fg.LossSurface(model, "mse", (x, x), processes="all", dtype=torch.float32),
     ]
     nn.functional.cross_entropy(model(x), y).backward()

@@ -22,9 +22,9 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").g
 ELSEWHERE = {
     "PyHessian": "test_coming_from.py",
     "curvlinops": "test_coming_from.py",
-    "Lightning": "test_integrations.py",
-    "Hugging Face": "test_integrations.py",
-    "Several processes": "test_processes.py",
+    "Lightning": "analysis/test_integrations.py",
+    "Hugging Face": "analysis/test_integrations.py",
+    "Several processes": "runtime/test_processes.py",
     "Ray": "studies/test_studies_on_ray.py",
 }
 

@@ -18,9 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flatgauge.datasets import Samples, load_dataset
-from flatgauge.datasets.samples import normalise
-from flatgauge.weights import load_weights
+from flatgauge.loading.checkpoints import load_weights
+from flatgauge.loading.datasets import Samples, load_dataset, normalise
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 CHECKPOINTS = DATA / "checkpoints"

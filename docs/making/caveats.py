@@ -53,7 +53,7 @@ def caveats(item: Measure) -> list[str]:
         One sentence or two for each point.
     """
     found = [_GEOMETRIES.get(item.geometry), _FUNCTIONALS.get(item.functional), _moving(item)]
-    for (option, value), groups in item.given_up.items():
+    for (option, value), groups in item.not_with.items():
         lost = ", ".join(group for group in GROUPS if group in groups)
         found.append(f"With `{option}={value!r}` it is not invariant to {lost}.")
     if item.draws:

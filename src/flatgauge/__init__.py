@@ -12,60 +12,66 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from flatgauge.certifying import certify
-    from flatgauge.comparing import compare
-    from flatgauge.datasets import load_dataset
-    from flatgauge.estimators import Estimate
-    from flatgauge.forecast import memory_estimate
-    from flatgauge.grid import cell
-    from flatgauge.guarantees import bounds
-    from flatgauge.landscaping import Landscape, Landscapes, landscape
+    from flatgauge.analysis.bounds import bounds
+    from flatgauge.analysis.certificate import Certificate, certify
+    from flatgauge.analysis.comparison import Comparison, compare
+    from flatgauge.analysis.landscapes import Landscape, Landscapes, landscape
+    from flatgauge.analysis.measurement import Report, measure
+    from flatgauge.analysis.memory import memory_estimate
+    from flatgauge.analysis.monitor import Monitor
+    from flatgauge.analysis.robustness import feature_robustness
+    from flatgauge.analysis.spectra import Spectra, Spectrum, spectrum
+    from flatgauge.estimators.estimate import Estimate
+    from flatgauge.geometry.grid import cell
+    from flatgauge.loading.datasets import load_dataset
     from flatgauge.measures import catalogue
-    from flatgauge.measuring import measure
-    from flatgauge.path_space import BasisPaths, basis_paths
-    from flatgauge.report import Certificate, Comparison, Report
-    from flatgauge.robustness import feature_robustness
-    from flatgauge.spectra import Spectra, Spectrum, spectrum
     from flatgauge.studies import Findings, Recipe, Study
-    from flatgauge.surface import LossSurface
+    from flatgauge.surface.surface import LossSurface
     from flatgauge.symmetry import GaugeGroup, balance, find_gauge
-    from flatgauge.watching import Monitor
+    from flatgauge.symmetry.paths import BasisPaths, basis_paths
 
 # Names are looked up at first use, so that the command line answers before torch is loaded.
 _HOMES = {
-    "BasisPaths": "path_space",
-    "Certificate": "report",
-    "Comparison": "report",
+    "BasisPaths": "symmetry.paths",
+    "Certificate": "analysis.certificate",
+    "Comparison": "analysis.comparison",
     "Estimate": "estimators",
     "Findings": "studies",
     "GaugeGroup": "symmetry",
-    "Landscape": "landscaping",
-    "Landscapes": "landscaping",
-    "LossSurface": "surface",
-    "Monitor": "watching",
+    "Landscape": "analysis.landscapes",
+    "Landscapes": "analysis.landscapes",
+    "LossSurface": "surface.surface",
+    "Monitor": "analysis.monitor",
     "Recipe": "studies",
-    "Report": "report",
-    "Spectra": "spectra",
-    "Spectrum": "spectra",
+    "Report": "analysis.measurement",
+    "Spectra": "analysis.spectra",
+    "Spectrum": "analysis.spectra",
     "Study": "studies",
     "balance": "symmetry",
-    "basis_paths": "path_space",
-    "bounds": "guarantees",
+    "basis_paths": "symmetry.paths",
+    "bounds": "analysis.bounds",
     "catalogue": "measures",
-    "cell": "grid",
-    "certify": "certifying",
-    "compare": "comparing",
-    "feature_robustness": "robustness",
+    "cell": "geometry.grid",
+    "certify": "analysis.certificate",
+    "compare": "analysis.comparison",
+    "feature_robustness": "analysis.robustness",
     "find_gauge": "symmetry",
-    "landscape": "landscaping",
-    "load_dataset": "datasets",
-    "measure": "measuring",
-    "memory_estimate": "forecast",
-    "spectrum": "spectra",
+    "landscape": "analysis.landscapes",
+    "load_dataset": "loading.datasets",
+    "measure": "analysis.measurement",
+    "memory_estimate": "analysis.memory",
+    "spectrum": "analysis.spectra",
 }
 
 #: Packages that are reached as `fg.measures.kappa_max`, without an import of their own.
-_PACKAGES = ("curvature", "estimators", "functionals", "geometry", "measures", "symmetry")
+_PACKAGES = {
+    "curvature": "curvature",
+    "estimators": "estimators",
+    "functionals": "geometry.functionals",
+    "geometry": "geometry",
+    "measures": "measures",
+    "symmetry": "symmetry",
+}
 
 __all__ = [
     "BasisPaths",
@@ -106,7 +112,7 @@ def __getattr__(name: str) -> Any:
 
         return metadata.version(__name__)
     if name in _PACKAGES:
-        return importlib.import_module(f"{__name__}.{name}")
+        return importlib.import_module(f"{__name__}.{_PACKAGES[name]}")
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

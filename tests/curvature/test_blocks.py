@@ -13,9 +13,9 @@ from reference import dense_blocks, error, form, loss_function, relative, rows_a
 from torch import Generator, nn
 
 from flatgauge import LossSurface
-from flatgauge.curvature import sweep
 from flatgauge.curvature.blocks import Blocks, block_curvature
-from flatgauge.label_losses import normalized_cross_entropy
+from flatgauge.curvature.sweep import backprop as sweep
+from flatgauge.surface.losses import NormalizedCrossEntropy
 
 
 def numbers(values: list[float]) -> torch.Tensor:
@@ -61,8 +61,12 @@ def test_every_part_is_the_definition(case):
             continue
         assert block.values["trace"].item() == pytest.approx(expected.trace().item(), rel=1e-10)
         assert error(block.values["diagonal"].reshape(-1), expected.diagonal()) < 1e-10
-        assert block.values["own"].item() == pytest.approx(own(weight, expected), rel=1e-10)
-        assert block.samples["own"].mean().item() == pytest.approx(block.values["own"].item())
+        assert block.values["weighted_diagonal"].item() == pytest.approx(
+            own(weight, expected), rel=1e-10
+        )
+        assert block.samples["weighted_diagonal"].mean().item() == pytest.approx(
+            block.values["weighted_diagonal"].item()
+        )
         if block.layer is None:
             continue
         layers += 1
@@ -86,7 +90,7 @@ def test_what_is_not_exact_agrees_within_its_own_error(name):
         if block.exact:
             continue
         wanted = {"trace": expected.trace(), "diagonal": expected.diagonal()}
-        wanted["own"] = numbers([own(weight, expected)])
+        wanted["weighted_diagonal"] = numbers([own(weight, expected)])
         if block.layer is not None:
             weight, module = weight.detach(), module_of(case, name)
             rows, columns = rows_and_columns(module, weight)
@@ -103,7 +107,7 @@ def test_what_is_not_exact_agrees_within_its_own_error(name):
 def test_parameters_that_are_no_layers_have_no_units():
     blocks = block_curvature(build("gated").surface())
     assert set(blocks.layers) == {"value.weight", "gate.weight", "matrix"}
-    assert set(blocks["scale"].values) == {"trace", "diagonal", "own"}
+    assert set(blocks["scale"].values) == {"trace", "diagonal", "weighted_diagonal"}
     assert (blocks["matrix"].layer.out_axis, blocks["matrix"].layer.in_axis) == (1, 0)
 
 
@@ -123,7 +127,7 @@ def test_chunks_do_not_matter(name, monkeypatch):
     monkeypatch.setattr(sweep, "_SMALLEST_CHUNK", 3)
     surface = build(name).surface()
     seen = []
-    with surface.watched(seen.append):
+    with surface.on_progress(seen.append):
         pieces = block_curvature(surface, ("trace",), generator=seeded(), estimate=False)
         assert len(seen) >= 4
     pieces = block_curvature(surface, generator=seeded())
@@ -136,7 +140,7 @@ def test_chunks_do_not_matter(name, monkeypatch):
 def test_the_users_chunk_is_kept():
     surface = build("mlp").surface(chunk=2)
     seen = []
-    with surface.watched(seen.append):
+    with surface.on_progress(seen.append):
         block_curvature(surface, ("trace",))
     assert max(seen[-6:]) == 2
     assert sum(seen[-6:]) == 11
@@ -284,7 +288,7 @@ def test_the_normalized_loss_keeps_the_signs_and_leaves_out_constant_logits():
     part = Case(model, scaled, scaled, inputs[kept], targets[kept])
     expected = dense_blocks(part)
     surface = LossSurface(model, "cross_entropy", (inputs, targets))
-    blocks = block_curvature(surface.under(normalized_cross_entropy()))
+    blocks = block_curvature(surface.with_loss(NormalizedCrossEntropy()))
     assert blocks.left_out == 1
     negative = False
     for name, block in blocks.items():
@@ -302,7 +306,7 @@ def test_weight_decay_counts_in_every_part():
         assert (after["trace"] - before["trace"]).item() == pytest.approx(0.7 * weight.numel())
         torch.testing.assert_close(after["diagonal"], before["diagonal"] + 0.7)
         added = 0.7 * weight.detach().square().sum()
-        torch.testing.assert_close(after["own"], before["own"] + added)
+        torch.testing.assert_close(after["weighted_diagonal"], before["weighted_diagonal"] + added)
         if plain[name].layer is not None:
             rows, columns = rows_and_columns(module_of(case, name), weight.detach())
             squares = numbers([(weight[m] ** 2).sum().item() for m in rows])

@@ -10,8 +10,8 @@ from torch import nn
 
 from flatgauge import LossSurface
 from flatgauge.curvature import block_curvature
-from flatgauge.curvature.taps import PARTS
-from flatgauge.subject import Subject, gains_by_channels_last
+from flatgauge.curvature.sweep.accumulate import PARTS
+from flatgauge.surface.model import FunctionalModel, gains_by_channels_last
 
 
 class Residual(nn.Module):
@@ -59,7 +59,7 @@ def made(kind):
 
 
 def images_of(surface):
-    return next(surface.objective.chunks(4)).inputs
+    return next(surface.risk.chunks(4)).inputs
 
 
 def test_images_have_their_channels_last_where_convolutions_are_wide(data):
@@ -100,8 +100,8 @@ def test_small_outputs_are_told_apart_as_well(data):
 
     for kind in (Faint, Checking):
         model = made(kind)
-        subject = Subject(model.eval(), None)
-        batch = next(LossSurface(made(Residual), "cross_entropy", data).objective.chunks(4))
+        subject = FunctionalModel(model.eval(), None)
+        batch = next(LossSurface(made(Residual), "cross_entropy", data).risk.chunks(4))
         batch = replace(batch, inputs=batch.inputs.contiguous())
         subject.lay_out(batch, lambda few, of=model: of(few.inputs))
         assert subject.place(batch).inputs.is_contiguous()
@@ -139,7 +139,7 @@ def test_products_and_gradients_are_those_of_contiguous_images(data, monkeypatch
     model = made(Residual)
     last = LossSurface(model, "cross_entropy", data)
     vector = torch.randn(last.size, generator=torch.Generator().manual_seed(1))
-    monkeypatch.setattr(Subject, "lay_out", lambda self, few, evaluate: None)
+    monkeypatch.setattr(FunctionalModel, "lay_out", lambda self, few, evaluate: None)
     usual = LossSurface(model, "cross_entropy", data)
     assert images_of(usual).is_contiguous()
     torch.testing.assert_close(last.gradient(), usual.gradient(), rtol=1e-3, atol=1e-5)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import flatgauge as fg
-from flatgauge.curvature.sweep import sweeper_of
+from flatgauge.curvature.sweep.backprop import sweep_of
 
 
 class Counting(nn.Module):
@@ -26,7 +26,7 @@ def test_a_model_that_counts_its_samples_is_measured(classes):
     torch.manual_seed(0)
     data = torch.randn(10, 2, 4, 4), torch.arange(10) % classes
     surface = fg.LossSurface(Counting(classes), "cross_entropy", data)
-    plan = sweeper_of(surface).plan
+    plan = sweep_of(surface).plan
     assert not plan.exact
     assert {*plan.reasons.values()} == {"the model treats the number of samples as a constant"}
     found = fg.measure(surface, measures=["hessian_trace", "rho_max"])

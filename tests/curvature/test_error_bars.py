@@ -11,8 +11,8 @@ from scipy.stats import t as student
 from torch import nn
 
 from flatgauge import LossSurface
-from flatgauge.estimators import Estimate
-from flatgauge.grid import cell
+from flatgauge.estimators.estimate import Estimate
+from flatgauge.geometry.grid import cell
 from flatgauge.measures import (
     kappa_trace_sum,
     matrix_normalized_sharpness,

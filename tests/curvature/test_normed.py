@@ -1,4 +1,4 @@
-"""Convolutions with a batch-norm behind them, whose columns are heard behind the norm."""
+"""Convolutions with a batch-norm behind them, whose factor vectors are received behind the norm."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from reference import dense_blocks, error, form, relative, rows_and_columns
 from torch import Tensor, nn
 
 from flatgauge import LossSurface
+from flatgauge.curvature.block_eigenvalues import block_eigenvalues
 from flatgauge.curvature.blocks import block_curvature
-from flatgauge.curvature.eigenvalues import block_eigenvalues
-from flatgauge.curvature.normed_taps import NormedTap
-from flatgauge.curvature.placing import place_taps
-from flatgauge.curvature.spreads import input_spreads
-from flatgauge.curvature.sweep import sweeper_of
-from flatgauge.curvature.taps import PARTS, Chunk
-from flatgauge.label_losses import normalized_cross_entropy
+from flatgauge.curvature.input_std import input_std
+from flatgauge.curvature.sweep.accumulate import PARTS, ChunkContext
+from flatgauge.curvature.sweep.backprop import sweep_of
+from flatgauge.curvature.sweep.chunk import SweepChunk
+from flatgauge.curvature.sweep.conv_fusions import ConvBatchNormOp
+from flatgauge.curvature.sweep.plan import place_ops
 from flatgauge.measures import rho_max, rho_sum
+from flatgauge.surface.losses import NormalizedCrossEntropy
 
 SAMPLES = 4
 
@@ -179,13 +180,12 @@ def measured(name: str) -> tuple[Case, LossSurface]:
     return case, case.surface(chunk=3)
 
 
-def taps(surface: LossSurface) -> list[type]:
-    chunk = Chunk(surface.samples, frozenset(PARTS))
-    plan = sweeper_of(surface).plan
-    return [
-        type(tap)
-        for tap in place_taps(plan, chunk, surface.subject.state, frozenset(surface.names))
-    ]
+def fused_convolutions(surface: LossSurface) -> int:
+    chunk = SweepChunk(ChunkContext(surface.samples, frozenset(PARTS)))
+    values, names = surface.functional_model.state, frozenset(surface.names)
+    handlers = place_ops(sweep_of(surface).plan, chunk, values, names).values()
+    owners = {id(owner): owner for owner in (getattr(h, "func", h).__self__ for h in handlers)}
+    return sum(isinstance(owner, ConvBatchNormOp) for owner in owners.values())
 
 
 def definitions(case: Case, name: str, block: Tensor, spread: Tensor | None) -> dict[str, Tensor]:
@@ -194,7 +194,7 @@ def definitions(case: Case, name: str, block: Tensor, spread: Tensor | None) -> 
     found = {
         "trace": diagonal.sum(),
         "diagonal": diagonal.reshape(weight.shape),
-        "own": weight.flatten().square() @ diagonal,
+        "weighted_diagonal": weight.flatten().square() @ diagonal,
     }
     if spread is None:
         return found
@@ -212,7 +212,7 @@ def definitions(case: Case, name: str, block: Tensor, spread: Tensor | None) -> 
 
 def hold(case: Case, surface: LossSurface, *asked: tuple[str, ...]) -> None:
     """Compare what was asked for with the definitions, for every parameter."""
-    dense, spreads = dense_blocks(case), input_spreads(sweeper_of(surface))
+    dense, spreads = dense_blocks(case), input_std(sweep_of(surface))
     for parts in asked:
         blocks = block_curvature(surface, parts)
         assert all(block.exact for block in blocks.values())
@@ -241,14 +241,14 @@ def test_channels_last():
     hold(other, other.surface(chunk=3), PARTS)
 
 
-def test_columns_of_both_signs():
+def test_factors_of_both_signs():
     def loss(outputs, targets):
         size = (outputs - outputs.mean(1, keepdim=True)).square().mean(1, keepdim=True).sqrt()
         return F.cross_entropy(outputs / size, targets)
 
     case, surface = measured("residual")
     signed = Case(case.model, case.loss, loss, case.inputs, case.targets)
-    hold(signed, surface.under(normalized_cross_entropy()), PARTS)
+    hold(signed, surface.with_loss(NormalizedCrossEntropy()), PARTS)
 
 
 @pytest.mark.parametrize("beside", [False, True])
@@ -256,7 +256,7 @@ def test_top_eigenvalues_are_those_of_the_dense_block(beside):
     case = built("residual")
     surface, dense = case.surface(chunk=3), dense_blocks(case)
     if beside:
-        block_curvature(surface, keep_columns=True)
+        block_curvature(surface, keep_factors=True)
     names = ["stem.weight", "conv.weight", "short.weight"]
     options = {"tolerance": 1e-8, "max_matvecs": 200, "generator": seeded()}
     for name, found in block_eigenvalues(surface, names, **options).items():
@@ -264,9 +264,9 @@ def test_top_eigenvalues_are_those_of_the_dense_block(beside):
 
 
 @pytest.mark.parametrize("name", [*NETWORKS, *OTHERS])
-def test_columns_are_heard_behind_the_norm_where_it_alone_reads_the_convolution(name):
+def test_vectors_are_received_behind_the_norm_where_it_alone_reads_the_convolution(name):
     expected = 3 if name == "residual" else 0 if name in OTHERS else 1
-    assert taps(measured(name)[1]).count(NormedTap) == expected
+    assert fused_convolutions(measured(name)[1]) == expected
 
 
 @pytest.mark.parametrize("scale", [1e-45, 1e-41])

@@ -1,4 +1,4 @@
-"""First layers before pooling, whose columns are heard behind it."""
+"""First layers before pooling, whose factor vectors are received behind it."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from reference import dense_blocks, error, form, relative, rows_and_columns
 from torch import nn
 
 from flatgauge.curvature.blocks import block_curvature
-from flatgauge.curvature.placing import place_taps
-from flatgauge.curvature.pooled_taps import PooledTap
-from flatgauge.curvature.sweep import sweeper_of
-from flatgauge.curvature.taps import PARTS, Chunk
+from flatgauge.curvature.sweep.accumulate import PARTS, ChunkContext
+from flatgauge.curvature.sweep.backprop import sweep_of
+from flatgauge.curvature.sweep.chunk import SweepChunk
+from flatgauge.curvature.sweep.conv_fusions import ConvPoolOp
+from flatgauge.curvature.sweep.plan import place_ops
 
 
 def images(*shape: int) -> torch.Tensor:
@@ -42,14 +43,12 @@ def built(name: str) -> Case:
     return Case(model.double(), "cross_entropy", F.cross_entropy, inputs, torch.arange(6) % 3)
 
 
-def taps(case: Case, *wanted: str) -> list[type]:
+def handler_types(case: Case, *parts: str, record: bool = False) -> list[type]:
     surface = case.surface()
-    chunk = Chunk(surface.samples, frozenset(wanted))
-    plan = sweeper_of(surface).plan
-    return [
-        type(tap)
-        for tap in place_taps(plan, chunk, surface.subject.state, frozenset(surface.names))
-    ]
+    chunk = SweepChunk(ChunkContext(surface.samples, frozenset(parts)))
+    values, names = surface.functional_model.state, frozenset(surface.names)
+    handlers = place_ops(sweep_of(surface).plan, chunk, values, names, record=record)
+    return [type(getattr(handler, "func", handler).__self__) for handler in handlers.values()]
 
 
 @pytest.mark.parametrize("name", NETWORKS)
@@ -73,16 +72,16 @@ def test_every_part_is_the_definition(name, parts):
         torch.testing.assert_close(bias.values["trace"], dense["0.bias"].trace())
 
 
-def test_columns_are_heard_behind_the_pooling_where_nothing_listens_in_front():
+def test_vectors_are_received_behind_the_pooling_if_nothing_in_front_is_watched():
     case = built("relu first")
-    assert taps(case, "trace")[0] is PooledTap
-    assert taps(case, "outgoing")[0] is not PooledTap  # They are heard at the layer's input.
-    assert taps(case, "trace", "columns")[0] is not PooledTap  # These are kept whole.
+    assert handler_types(case, "trace")[0] is ConvPoolOp
+    assert handler_types(case, "outgoing")[0] is not ConvPoolOp  # At the layer's input.
+    assert handler_types(case, "trace", record=True)[0] is not ConvPoolOp  # Recorded whole.
     wide = nn.Sequential(nn.Conv2d(1, 17, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
     wide.append(nn.Linear(153, 3))
     other = Case(wide.double(), "cross_entropy", F.cross_entropy, images(6, 1, 8, 8), case.targets)
-    assert taps(other, "trace")[0] is not PooledTap  # Patches for seventeen channels each.
-    assert taps(other, "incoming")[0] is PooledTap
+    assert handler_types(other, "trace")[0] is not ConvPoolOp  # Many patches.
+    assert handler_types(other, "incoming")[0] is ConvPoolOp
 
 
 class Twice(nn.Module):
@@ -98,10 +97,10 @@ class Twice(nn.Module):
         return self.head(torch.cat([F.max_pool2d(x, 2).flatten(1), x.mean((2, 3))], 1))
 
 
-def test_a_layer_that_is_read_before_the_pooling_too_is_heard_there():
+def test_a_layer_that_is_read_before_the_pooling_too_is_watched_there():
     torch.manual_seed(0)
     inputs = images(5, 1, 8, 8)
     case = Case(Twice().double(), "cross_entropy", F.cross_entropy, inputs, torch.arange(5) % 3)
-    assert PooledTap not in taps(case, "trace")
+    assert ConvPoolOp not in handler_types(case, "trace")
     found = block_curvature(case.surface())["conv.weight"].values["diagonal"]
     assert error(found.reshape(-1), dense_blocks(case)["conv.weight"].diagonal()) < 1e-10

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import pytest
 import torch
@@ -14,11 +15,14 @@ from torch import Generator, nn
 import flatgauge as fg
 from flatgauge import LossSurface
 from flatgauge.curvature import blocks as blocks_module
-from flatgauge.curvature import columns, eigenvalues
+from flatgauge.curvature.block_eigenvalues import block_eigenvalues
 from flatgauge.curvature.blocks import block_curvature
-from flatgauge.curvature.eigenvalues import block_eigenvalues
-from flatgauge.curvature.sweep import Sweeper
-from flatgauge.graph import UnsupportedGraphError
+from flatgauge.curvature.sweep.backprop import Sweep
+from flatgauge.graph.export import UnsupportedGraphError
+from flatgauge.runtime import resources
+
+#: The module; the function of this name hides it in its package.
+eigenvalues = sys.modules[block_eigenvalues.__module__]
 
 
 def seeded(seed: int = 0) -> Generator:
@@ -122,7 +126,7 @@ def test_all_columns_of_many_classes_are_the_hessian(many):
 
 
 def test_many_classes_need_a_generator(many):
-    with pytest.raises(ValueError, match=r"needs a generator; pass .* all \d+ columns per sample"):
+    with pytest.raises(ValueError, match=r"needs a generator; pass .* all \d+ factors per sample"):
         block_curvature(many)
 
 
@@ -164,9 +168,9 @@ def test_one_sweep_serves_all_measures_until_the_parameters_change(monkeypatch):
     case = build("mlp")
     surface = case.surface()
     sweeps = []
-    swept = blocks_module._swept
+    swept = blocks_module._sweep_blocks
     monkeypatch.setattr(
-        blocks_module, "_swept", lambda *args: sweeps.append(args[2]) or swept(*args)
+        blocks_module, "_sweep_blocks", lambda *args: sweeps.append(args[1]) or swept(*args)
     )
     names = ["hessian_trace", "kappa_trace_sum", "rho_max", "relative_flatness"]
     first = fg.measure(surface, measures=names)
@@ -231,15 +235,15 @@ def test_eigenvalues_within_a_memory_budget(monkeypatch):
     options = {"tolerance": 1e-9, "max_matvecs": 300}
     free = block_eigenvalues(case.surface(), layers, **options, generator=seeded())
     groups = []
-    grouped = eigenvalues.groups_of
+    grouped = eigenvalues.group_layers
 
     def watch(sweeper, names):
         groups.append(grouped(sweeper, names))
         return groups[-1]
 
-    monkeypatch.setattr(eigenvalues, "groups_of", watch)
+    monkeypatch.setattr(eigenvalues, "group_layers", watch)
     for share, parts in ((1e-5, 2), (1e-9, 0)):
-        monkeypatch.setattr(columns, "_SHARE", share)
+        monkeypatch.setattr(resources, "_FACTOR_SHARE", share)
         surface = case.surface(memory="1GiB")
         tight = block_eigenvalues(surface, layers, **options, generator=seeded())
         assert len(groups[-1][0]) == parts
@@ -305,13 +309,13 @@ def test_leaving_out_what_cannot_be_swept():
 )
 def test_a_shared_sweep_gathers_what_is_asked_for_and_no_more(monkeypatch, measures, swept):
     asked = []
-    passes = Sweeper.passes
+    chunks = Sweep.chunks
 
     def listening(self, names, wanted, **options):
         asked.append(set(wanted))
-        return passes(self, names, wanted, **options)
+        return chunks(self, names, wanted, **options)
 
-    monkeypatch.setattr(Sweeper, "passes", listening)
+    monkeypatch.setattr(Sweep, "chunks", listening)
     case = build("conv and max-pool")
     report = fg.measure(case.surface(), measures=measures)
     assert asked == [swept]

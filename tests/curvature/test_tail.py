@@ -17,17 +17,19 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from flatgauge import LossSurface
-from flatgauge.curvature import placing, tail
+from flatgauge.curvature.block_eigenvalues import block_eigenvalues
 from flatgauge.curvature.blocks import Blocks, block_curvature
-from flatgauge.curvature.eigenvalues import block_eigenvalues
-from flatgauge.curvature.gradients import squared_slopes
-from flatgauge.curvature.placing import place_taps
-from flatgauge.curvature.sweep import sweeper_of
-from flatgauge.curvature.tail import Tail
-from flatgauge.curvature.taps import PARTS, Chunk
-from flatgauge.label_losses import normalized_cross_entropy
+from flatgauge.curvature.fisher import squared_gradients
+from flatgauge.curvature.sweep import linear
+from flatgauge.curvature.sweep import plan as plan_module
+from flatgauge.curvature.sweep.accumulate import PARTS, ChunkContext
+from flatgauge.curvature.sweep.backprop import sweep_of
+from flatgauge.curvature.sweep.chunk import SweepChunk
+from flatgauge.curvature.sweep.linear import MLPHead
+from flatgauge.curvature.sweep.plan import place_ops
+from flatgauge.graph.nodes import op_name
 from flatgauge.measures import fisher_rao_norm, rho_max, rho_sum
-from flatgauge.nodes import op_name
+from flatgauge.surface.losses import NormalizedCrossEntropy
 
 SAMPLES = 9
 
@@ -203,7 +205,7 @@ def definitions(case: Case, name: str, turn: bool, spread: Tensor | None) -> dic
     found = {
         "trace": block.trace(),
         "diagonal": block.diagonal().reshape(weight.shape),
-        "own": weight.flatten().square() @ block.diagonal(),
+        "weighted_diagonal": weight.flatten().square() @ block.diagonal(),
     }
     if spread is None:
         return found
@@ -258,19 +260,19 @@ def surface_of(name: str, loss: tuple = ENTROPY) -> LossSurface:
 
 def measured(surface: LossSurface, chunk: int | None = None, **options) -> Blocks:
     """Blocks that are measured anew, some samples at a time."""
-    surface.release(lasting=False)  # Reading the model takes longest.
+    surface.release(static=False)  # Reading the model takes longest.
     surface.most_samples = chunk
     return block_curvature(surface, generator=seeded(), **options)
 
 
-def together(surface: LossSurface, *wanted: str) -> int:
+def together(surface: LossSurface, *parts: str, record: bool = False) -> int:
     """How many layers go back together."""
-    chunk = Chunk(surface.samples, frozenset(wanted))
-    plan = sweeper_of(surface).plan
-    taps = place_taps(plan, chunk, surface.subject.state, frozenset(surface.names))
-    tails = [tap.handlers() for tap in taps if isinstance(tap, Tail)]
-    assert len(tails) <= 1
-    return sum(op_name(node) != "relu" for nodes in tails for node in nodes)
+    chunk = SweepChunk(ChunkContext(surface.samples, frozenset(parts)))
+    plan, values = sweep_of(surface).plan, surface.functional_model.state
+    place_ops(plan, chunk, values, frozenset(surface.names), record=record)
+    assert chunk.head is None or isinstance(chunk.head, MLPHead)
+    nodes = chunk.head.handlers() if chunk.head else ()
+    return sum(op_name(node) != "relu" for node in nodes)
 
 
 def close(found: Tensor, right: Tensor, rtol: float, atol: float, what: str) -> None:
@@ -310,24 +312,26 @@ def test_every_part_is_the_definition(name, chunk):
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_last_layers_are_taken_together_where_nothing_else_reads_them(name):
-    for wanted in (PARTS, ("own",), ("columns",)):
-        assert together(surface_of(name), *wanted) == TOGETHER.get(name, 0)
+    surface, expected_layers = surface_of(name), TOGETHER.get(name, 0)
+    for parts in (PARTS, ("weighted_diagonal",)):
+        assert together(surface, *parts) == expected_layers
+    assert together(surface, record=True) == expected_layers
 
 
 # -- the same without a tail, and with all units ---------------------------------------------------
 
 
-def plain_taps(monkeypatch) -> None:
+def without_head(monkeypatch) -> None:
     """Every layer by itself."""
-    monkeypatch.setattr(placing, "last_layers", lambda plan, read: ([], []))
+    monkeypatch.setattr(plan_module, "find_mlp_head", lambda plan, read: ([], []))
 
 
 def all_units(monkeypatch) -> None:
     """No unit is left out."""
-    monkeypatch.setattr(tail, "speaking", lambda units: None)
+    monkeypatch.setattr(linear, "active_units", lambda units: None)
 
 
-WAYS = [plain_taps, all_units]
+WAYS = [without_head, all_units]
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -367,7 +371,7 @@ def test_every_loss(loss, chunk, monkeypatch):
         torch.testing.assert_close(
             blocks[name].values["diagonal"].reshape(-1), right.diagonal(), rtol=1e-9, atol=1e-12
         )
-    plain_taps(monkeypatch)
+    without_head(monkeypatch)
     same(blocks, measured(surface, chunk))
 
 
@@ -377,7 +381,7 @@ def test_the_normalized_loss_keeps_its_signs(monkeypatch):
     kept = [place for place in range(SAMPLES) if place != 3]
     part = Case(case.model, scaled, scaled, case.inputs[kept], LABELS[kept])
     whole = LossSurface(case.model, "cross_entropy", (case.inputs, LABELS))
-    surface = whole.under(normalized_cross_entropy())
+    surface = whole.with_loss(NormalizedCrossEntropy())
     for chunk in (None, 2):
         blocks = measured(surface, chunk)
         assert blocks.left_out == 1
@@ -385,7 +389,7 @@ def test_the_normalized_loss_keeps_its_signs(monkeypatch):
         for name, block in blocks.items():
             right = dense_block(part, name).diagonal()
             assert error(block.values["diagonal"].reshape(-1), right) < 1e-9
-    plain_taps(monkeypatch)
+    without_head(monkeypatch)
     same(blocks, measured(surface), 1e-9)
 
 
@@ -409,7 +413,7 @@ def test_many_classes(all_columns, chunk, monkeypatch):
         assert block.exact == all_columns, name
         for part, errors in block.stderr.items():
             assert errors.shape == block.values[part].shape, (name, part)
-    plain_taps(monkeypatch)
+    without_head(monkeypatch)
     same(blocks, measured(many_classes(), chunk, all_columns=all_columns))
 
 
@@ -462,8 +466,8 @@ SOLVER = {"tolerance": 1e-10, "max_matvecs": 400}
 @pytest.mark.parametrize("name", ["two hidden", "no bias", "addmm", "conv front", "residual"])
 def test_top_eigenvalues_are_those_of_the_dense_block(name, chunk, beside):
     surface = surface_of(name)
-    measured(surface, chunk, keep_columns=beside, estimate=False)
-    layers = list(sweeper_of(surface).plan.layers)
+    measured(surface, chunk, keep_factors=beside, estimate=False)
+    layers = list(sweep_of(surface).plan.layers)
     for layer, found in block_eigenvalues(surface, layers, **SOLVER, generator=seeded()).items():
         assert found.value == pytest.approx(top(name, layer), rel=1e-8), layer
         if found.samples is not None:
@@ -473,7 +477,7 @@ def test_top_eigenvalues_are_those_of_the_dense_block(name, chunk, beside):
 @pytest.mark.parametrize("layers", ["24", "0", "04", "2"])
 def test_top_eigenvalues_of_some_layers(layers):
     surface, names = surface_of("two hidden"), [f"{place}.weight" for place in layers]
-    surface.release(lasting=False)
+    surface.release(static=False)
     surface.most_samples = 2
     for layer, found in block_eigenvalues(surface, names, **SOLVER, generator=seeded()).items():
         assert found.value == pytest.approx(top("two hidden", layer), rel=1e-8), layer
@@ -483,9 +487,9 @@ def test_top_eigenvalues_of_some_layers(layers):
 @pytest.mark.parametrize("name", ["two hidden", "no bias", "conv front", "second all silent"])
 def test_slopes_of_single_samples(name, chunk):
     case, surface = built(name), surface_of(name)
-    surface.release(lasting=False)
+    surface.release(static=False)
     surface.most_samples = chunk
-    counts, found = squared_slopes(surface, surface.names)
+    counts, found = squared_gradients(surface, surface.names)
     assert (counts == 1).all()
     right: dict[str, list[float]] = {parameter: [] for parameter in surface.names}
     for x, y in zip(case.inputs, case.targets, strict=True):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from prescribed import SPECTRA, eigenvalues, matrix_with, seeded
 
-from flatgauge.estimators import spectral_density
+from flatgauge.estimators.density import spectral_density
 
 
 def test_by_hand():

@@ -6,8 +6,10 @@ import scipy.sparse
 import torch
 from prescribed import SPECTRA, Counted, matrix_with, seeded
 
-from flatgauge.estimators import spectral_density, top_eigenvalues, trace
-from flatgauge.estimators.matrix import Matrix
+from flatgauge.estimators.density import spectral_density
+from flatgauge.estimators.eigenvalues import top_eigenvalues
+from flatgauge.estimators.linalg import Matrix
+from flatgauge.estimators.trace import trace
 
 DENSE = matrix_with(SPECTRA["power law"])
 KINDS = {

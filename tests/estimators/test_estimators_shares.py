@@ -7,10 +7,15 @@ import pytest
 import torch
 from prescribed import SPECTRA, matrix_with, seeded
 
-from flatgauge.estimators import spectral_density
-from flatgauge.estimators.log_density import axis_of, log_density, log_grid
-from flatgauge.estimators.shares import resolution, share_between
-from flatgauge.signed_log import SignedLog
+from flatgauge.estimators.density import (
+    SymlogAxis,
+    log_density,
+    log_grid,
+    resolution,
+    share_between,
+    spectral_density,
+    symlog_axis,
+)
 
 EDGES = [(-math.inf, -0.1), (-math.inf, 0.0), (-0.01, 0.01), (0.3, 2.5), (1.0, math.inf)]
 
@@ -73,7 +78,7 @@ def test_a_matrix_of_zeros_has_all_of_them_at_zero():
     found = spectral_density(torch.zeros(9, 9), generator=seeded(0))
     assert resolution(found) == 0.0
     assert share_between(found, 0.0, 0.0).value == 1.0
-    curve = log_density(found, axis_of(found), np.linspace(-2, 2, 801), width=0.1)
+    curve = log_density(found, symlog_axis(found), np.linspace(-2, 2, 801), width=0.1)
     assert torch.trapezoid(curve.values, curve.grid).item() == pytest.approx(9, rel=1e-6)
 
 
@@ -87,7 +92,7 @@ def test_ends_in_the_wrong_order():
 def test_the_curve_integrates_to_the_size(spectrum):
     matrix = matrix_with(SPECTRA[spectrum])
     found = spectral_density(matrix, probes=3, steps=12, generator=seeded(1))
-    for axis in (axis_of(found), SignedLog(1e-9), SignedLog(1.0)):
+    for axis in (symlog_axis(found), SymlogAxis(1e-9), SymlogAxis(1.0)):
         places = log_grid([found], axis, 0.06)
         curve = log_density(found, axis, places, width=0.06)
         assert (curve.values >= 0).all()
@@ -98,7 +103,7 @@ def test_the_curve_integrates_to_the_size(spectrum):
 def test_known_eigenvalues_are_bells_at_their_places():
     matrix = torch.diag(torch.tensor([1e-3] * 6 + [-1.0, 100.0]).double())
     found = spectral_density(matrix, probes=50, generator=seeded(0))
-    axis = axis_of(found)
+    axis = symlog_axis(found)
     assert axis.unit == 1e-3
     peaks = axis.place([-1.0, 1e-3, 100.0])
     curve = log_density(found, axis, peaks, width=0.06)
@@ -114,7 +119,7 @@ def test_a_node_between_others_is_spread_between_them():
     bulk = np.linspace(-1e-3, 1e-3, 300)
     matrix = torch.diag(torch.from_numpy(np.r_[bulk, 5.0, 10.0]))
     found = spectral_density(matrix, probes=4, steps=3, generator=seeded(0))
-    axis = SignedLog(1e-6)
+    axis = SymlogAxis(1e-6)
     curve = log_density(found, axis, axis.place([-3e-4, 3e-4]), width=0.06)
     assert (curve.values > 5).all()
 
@@ -122,16 +127,16 @@ def test_a_node_between_others_is_spread_between_them():
 def test_a_width_of_zero():
     found = spectral_density(torch.eye(3), generator=seeded(0))
     with pytest.raises(ValueError, match=r"`width=0` must be a positive number of decades"):
-        log_density(found, SignedLog(1.0), np.zeros(1), width=0)
+        log_density(found, SymlogAxis(1.0), np.zeros(1), width=0)
 
 
 def test_the_axis_is_its_own_inverse_and_counts_decades():
-    axis = SignedLog(1e-4)
+    axis = SymlogAxis(1e-4)
     values = np.array([-1e5, -1.0, -1e-4, 0.0, 1e-12, 3.0])
     np.testing.assert_allclose(axis.value(axis.place(values)), values, rtol=1e-12, atol=1e-18)
     assert axis.place(10.0) - axis.place(1.0) == pytest.approx(1, abs=1e-7)
     with pytest.raises(ValueError, match=r"`unit=0.0` must be a positive finite number"):
-        SignedLog(0.0)
+        SymlogAxis(0.0)
 
 
 @pytest.mark.parametrize(
@@ -143,4 +148,4 @@ def test_the_axis_is_its_own_inverse_and_counts_decades():
     ],
 )
 def test_ticks_are_even_and_few(unit, low, high, expected):
-    assert SignedLog(unit).ticks(low, high) == pytest.approx(expected)
+    assert SymlogAxis(unit).ticks(low, high) == pytest.approx(expected)

@@ -6,8 +6,7 @@ import torch
 from prescribed import SPECTRA, Counted, matrix_with, seeded
 from scipy.stats import t as student
 
-from flatgauge.estimators import trace
-from flatgauge.estimators.trace import orthonormal_rows
+from flatgauge.estimators.trace import orthonormal_rows, trace
 
 METHODS = ["hutch++", "hutchinson"]
 SPREAD = ["outliers", "network", "repeated", "power law"]

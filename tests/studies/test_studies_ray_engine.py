@@ -12,12 +12,12 @@ import pytest
 from command_line import call
 from small_studies import tiny_study
 
+from flatgauge.loading.user_code import call_factory as call_code
+from flatgauge.loading.user_code import resolve
 from flatgauge.studies import RayEngine
 from flatgauge.studies.carried_code import carried_code, unpacked
 from flatgauge.studies.ray_address import check_address
 from flatgauge.studies.ray_task import Failed, Job, complete_far_away
-from flatgauge.user_code import call as call_code
-from flatgauge.user_code import resolve
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ from flatgauge.user_code import resolve
         ({"gpus": -1}, "`gpus=-1` must be a finite number of at least 0"),
         ({"wait": float("inf")}, "`wait=inf` must be a finite number above 0"),
         ({"retries": 1.0}, r"`retries=1.0` must be a whole number of at least 0"),
-        ({"memory": "much"}, "`memory='much'` is no amount of memory"),
+        ({"memory": "much"}, "`memory='much'` is not an amount of memory"),
     ],
 )
 def test_what_a_task_needs_is_checked(options: dict[str, object], told: str) -> None:

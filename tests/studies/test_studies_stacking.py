@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, nn
 
-from flatgauge.networks import build
+from flatgauge.studies.networks import build
 from flatgauge.studies.perceptrons import BACK, Perceptrons, Product, agree, linear_layers
 from flatgauge.studies.preparing import prepare
 from flatgauge.studies.recipe import Recipe

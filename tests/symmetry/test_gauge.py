@@ -257,7 +257,7 @@ def test_what_is_pinned_is_listed_with_its_place(between, op, known):
     assert lines[0].startswith("no scale is free")
     assert lines[1] == title
     assert lines[2].startswith(f"  {op} ({pin.source}) pins `first.weight`: ")
-    assert known or "add one in `symmetry/rules`" in lines[2]
+    assert known or "add its record to `OPS` in `graph/ops.py`" in lines[2]
 
 
 def test_description_is_a_table():
@@ -273,3 +273,16 @@ def test_description_is_a_table():
     assert pinned == "pinned:"
     assert "sigmoid" in pin
     assert "`2.weight`" in pin
+
+
+def test_a_tensor_that_a_scale_multiplies_and_divides_is_listed_on_both_sides():
+    loop = nn.Linear(5, 5, bias=False)
+    model = Net(lambda h: h + torch.relu(loop(h)))
+    model.loop = loop
+    gauge = find_gauge(model, X)
+    (pattern,) = gauge.patterns()
+    assert (pattern.site, pattern.scales) == ("first.weight", 5)
+    powers = [(item.name, item.power) for item in pattern.moved if item.name == "loop.weight"]
+    assert powers == [("loop.weight", 1.0), ("loop.weight", -1.0)]
+    line = gauge.describe().splitlines()[2]
+    assert line.count("loop.weight") == 2

@@ -10,9 +10,9 @@ import torch
 from between import Net, X, generator
 from torch import nn
 
-from flatgauge.graph import UnsupportedGraphError
+from flatgauge.graph.export import UnsupportedGraphError
+from flatgauge.graph.ops import OPS
 from flatgauge.symmetry import find_gauge
-from flatgauge.symmetry.rules import RULES
 
 
 def test_wrong_moves_are_refused():
@@ -46,13 +46,14 @@ def test_another_architecture_is_refused():
 
 @pytest.mark.parametrize("exact", [True, False])
 def test_another_model_of_the_same_shapes_is_refused(exact):
+    torch.manual_seed(0)
     gauge = find_gauge(Net(), X)
     move = gauge.sample(generator=generator(), powers_of_two=exact)
-    with pytest.raises(ValueError, match=r"has other settings\), and .* outputs change by 0\.\d"):
+    with pytest.raises(ValueError, match=r"has other settings\), and .* outputs change by [01]"):
         gauge.rescale(Net(torch.tanh), move)
     layers = nn.Linear(4, 5), nn.Linear(5, 3)
     gauge = find_gauge(nn.Sequential(layers[0], nn.ReLU(), layers[1]), X)
-    with pytest.raises(ValueError, match=r"`1` was a ReLU and is a Tanh\), and .* change by 0\.\d"):
+    with pytest.raises(ValueError, match=r"`1` was a ReLU and is a Tanh\), and .* change by [01]"):
         gauge.rescale(nn.Sequential(layers[0], nn.Tanh(), layers[1]), move)
     with pytest.raises(ValueError, match="unknown; use 'fixed' or 'free'"):
         find_gauge(Net(), X, frozen="yes")
@@ -111,7 +112,7 @@ def test_models_that_cannot_be_read_are_refused():
 
 
 def test_a_wrong_rule_is_caught(monkeypatch):
-    monkeypatch.setitem(RULES, "sigmoid", RULES["relu"])
+    monkeypatch.setitem(OPS, "sigmoid", OPS["relu"])
     with pytest.raises(UnsupportedGraphError, match="a rescaled copy of the model gives other out"):
         find_gauge(Net(torch.sigmoid), X)
 

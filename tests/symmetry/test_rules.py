@@ -12,8 +12,6 @@ from torch import Generator, Tensor, nn
 from torch.nn.utils import prune
 
 import flatgauge as fg
-from flatgauge.symmetry.finding import read_arguments, read_scales
-from flatgauge.symmetry.gauge import closed
 
 Op = Callable[..., Tensor]
 
@@ -138,9 +136,8 @@ OPS: dict[str, tuple[Op, int, int, Callable[[], dict[str, Any]]]] = {
 
 def moves_nothing(model: nn.Module, *inputs: Tensor, dim: int) -> None:
     """Check the size of the gauge, and that random members change no output: at random weights,
-    without the help of the check that `find_gauge` makes itself."""
-    inner, call = read_arguments(model, inputs)
-    gauge = closed(read_scales(inner, call))
+    in addition to the check that `find_gauge` makes itself."""
+    gauge = fg.find_gauge(model, inputs)
     model.eval()
     for seed in range(4):
         generator = Generator().manual_seed(seed)
@@ -284,7 +281,7 @@ def test_products_of_activations_with_too_many_scales_are_pinned():
 def test_equations_of_all_ops_together_have_a_limit(monkeypatch):
     net = nn.Sequential(nn.Linear(3, 20), nn.ReLU(), nn.Linear(20, 20), nn.ReLU(), nn.Linear(20, 2))
     assert fg.find_gauge(net, torch.randn(3, 3)).dim == 40
-    monkeypatch.setattr("flatgauge.symmetry.system.MOST", 100)
+    monkeypatch.setattr("flatgauge.symmetry.inference.equations.MOST", 100)
     gauge = fg.find_gauge(net, torch.randn(3, 3))
     assert gauge.dim < 40
     assert any("too many scales" in pin.reason for pin in gauge.pinned)

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from wild import WILD, Wild
 
 import flatgauge as fg
-from flatgauge.graph import ModelGraph, UnsupportedGraphError
-from flatgauge.path_sums import path_sum
+from flatgauge.graph.export import ModelGraph, UnsupportedGraphError
+from flatgauge.symmetry.paths.path_sums import path_sum
 
 # Networks with a kernel that adds in another order once the numbers are scaled, and that kernel:
 # there the outputs agree to 1e-5 instead of bit for bit.

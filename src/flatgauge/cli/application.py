@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 from flatgauge.cli.interrupts import INTERRUPTED
 from flatgauge.cli.ranks import Stopped, rank, run_together, several, speaks
 from flatgauge.cli.streams import lasting_streams, show, tell
+from flatgauge.runtime.user_errors import error_location
 
 
 class Commands(TyperGroup):
@@ -47,17 +48,13 @@ class Commands(TyperGroup):
             tell("interrupted")
             end(INTERRUPTED)
         except SystemExit as ended:
-            from flatgauge.user_code import locate
-
             code = "" if ended.code is None else repr(ended.code)
             raise RuntimeError(
-                f"code of yours called `sys.exit({code})`{locate(ended)} before the result was "
+                f"code of yours called `sys.exit({code})`{_location(ended)} before the result was "
                 "finished; let it raise an error, or return."
             ) from ended
         except EOFError as error:
-            from flatgauge.user_code import locate
-
-            raise RuntimeError(f"EOFError: {error}{locate(error)}") from error
+            raise RuntimeError(f"EOFError: {error}{_location(error)}") from error
         except BrokenPipeError as error:
             name = f"`{error.filename}`" if error.filename else "a pipe"
             raise OSError(f"{name} cannot be written: its reader has ended.") from error
@@ -185,15 +182,17 @@ def _message(error: BaseException) -> str:
 
 def _place(error: BaseException | None) -> str:
     """The line of the user's code that an error, or what it was raised from, came from."""
-    if "flatgauge.user_code" not in sys.modules:
-        return ""
-    from flatgauge.user_code import locate
-
     while error is not None:
-        if where := locate(error):
+        if where := _location(error):
             return where
         error = error.__cause__
     return ""
+
+
+def _location(error: BaseException) -> str:
+    """The line of the user's code that an error came from, in brackets."""
+    place = error_location(error)
+    return f" ({place})" if place else ""
 
 
 def _given(param: Any) -> str:

@@ -16,9 +16,9 @@ from flatgauge.cli.places import check_places
 from flatgauge.cli.streams import show, tell
 
 if TYPE_CHECKING:
-    from flatgauge.bench.plan import Plan
-    from flatgauge.bench.results import Results
-    from flatgauge.bench.row import Row
+    from flatgauge.cli.benchmarks.plan import BenchPlan
+    from flatgauge.cli.benchmarks.results import Results
+    from flatgauge.cli.benchmarks.row import TimingRow
 
 
 @app.command(
@@ -109,16 +109,16 @@ def bench(
     At full size on two cores it takes hours.
     """
     check_places(ctx.params, "json", "markdown", "png")
-    from flatgauge.bench.plan import QUICK, Plan
-    from flatgauge.bench.suite import run
-    from flatgauge.command import set_threads
+    from flatgauge.cli.benchmarks.plan import QUICK, BenchPlan
+    from flatgauge.cli.benchmarks.suite import run
+    from flatgauge.cli.session import set_threads
 
     set_threads(threads)
     check_form(png)
-    usual = QUICK if quick else Plan()
+    usual = QUICK if quick else BenchPlan()
     # Who names workloads or quantities wants all that belongs to them, also quickly.
-    what = usual if workloads is quantities is None else Plan()
-    plan = Plan(
+    what = usual if workloads is quantities is None else BenchPlan()
+    plan = BenchPlan(
         workloads=_words(workloads) or what.workloads,
         quantities=_words(quantities) or what.quantities,
         rounds=rounds or usual.rounds,
@@ -146,7 +146,7 @@ def bench(
         tell(f"interrupted: {told}")
         end(INTERRUPTED)
     if png is not None:
-        from flatgauge.bench.picture import draw
+        from flatgauge.cli.benchmarks.picture import draw
 
         draw(results.rows, png)
     for place in filter(None, (json, markdown, png)):
@@ -156,9 +156,9 @@ def bench(
         end(2)
 
 
-def _show(about: str, rows: list[Row]) -> None:
+def _show(about: str, rows: list[TimingRow]) -> None:
     """Print one section."""
-    from flatgauge.bench.table import markdown, rich_print
+    from flatgauge.cli.benchmarks.table import markdown, rich_print
 
     show(about + "\n")
     if styled():
@@ -169,7 +169,7 @@ def _show(about: str, rows: list[Row]) -> None:
 
 def _write(results: Results, json: Path | None, markdown: Path | None) -> None:
     """Write what is finished."""
-    from flatgauge.writing import write_whole
+    from flatgauge.analysis.files import write_whole
 
     if json is not None:
         write_whole(json, results.to_json())
@@ -177,7 +177,7 @@ def _write(results: Results, json: Path | None, markdown: Path | None) -> None:
         write_whole(markdown, results.to_markdown())
 
 
-def _check_drawable(plan: Plan, png: Path | None) -> None:
+def _check_drawable(plan: BenchPlan, png: Path | None) -> None:
     """Refuse to draw where there will be nothing to draw."""
     if png is not None and not plan.drawable:
         raise ValueError(

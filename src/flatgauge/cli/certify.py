@@ -83,7 +83,7 @@ def certify(
     proved does not depend on the number of samples: a few hundred (--limit) are enough.
     """
     import flatgauge as fg
-    from flatgauge.command import read_certified, set_threads
+    from flatgauge.cli.session import read_certified, set_threads
 
     set_threads(threads)
     wanted = read_certified(measures or [], every=every)

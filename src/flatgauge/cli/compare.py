@@ -88,7 +88,7 @@ def compare(
     check_places(ctx.params, "save", "html")
     _check_several(models)
     import flatgauge as fg
-    from flatgauge.command import read_measures, set_threads
+    from flatgauge.cli.session import read_measures, set_threads
     from flatgauge.measures import registry
 
     set_threads(threads)

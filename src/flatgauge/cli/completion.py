@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from pathlib import Path
 
-#: As in `flatgauge.datasets`, up to where a folder has to be named; a test holds them together.
+#: As in `flatgauge.loading.datasets`, up to where a folder has to be named; a test compares.
 DATA = ("digits", "mnist:", "fashion-mnist:", "cifar10:")
 LOSSES = ("auto", "binary_cross_entropy", "cross_entropy", "l1", "mse", "nll", "output")
 SPLITS = ("train", "test")
@@ -26,14 +26,15 @@ GEOMETRIES = ("weights", "per tensor", "per weight", "basis paths", "balanced")
 
 
 def measure_names() -> list[str]:
-    """The measures, read from the code that declares them."""
-    folder = Path(__file__).parent.parent / "measures"
-    found = []
-    for path in sorted(folder.glob("*.py")):
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            if isinstance(node, ast.FunctionDef) and any(map(_declares, node.decorator_list)):
-                found.append(node.name)
-    return found
+    """The measures, read from the imports of their package."""
+    source = Path(__file__).parent.parent / "measures" / "__init__.py"
+    imports = [
+        node
+        for node in ast.parse(source.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ImportFrom)
+        and node.module not in ("flatgauge.measures", "flatgauge.measures.registry")
+    ]
+    return sorted(alias.name for node in imports for alias in node.names)
 
 
 def offered(names: tuple[str, ...], incomplete: str) -> list[str]:
@@ -92,15 +93,6 @@ def complete_device(incomplete: str) -> list[str]:
 def complete_gauge(incomplete: str) -> list[str]:
     """Gauges."""
     return offered(GAUGES, incomplete)
-
-
-def _declares(decorator: ast.expr) -> bool:
-    """Whether a decorator is `@measure(...)`."""
-    return (
-        isinstance(decorator, ast.Call)
-        and isinstance(decorator.func, ast.Name)
-        and decorator.func.id == "measure"
-    )
 
 
 def complete_part(incomplete: str) -> list[str]:

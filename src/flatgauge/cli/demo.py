@@ -22,9 +22,9 @@ def demo(
     debug: Debug = False,
 ) -> None:
     """Train three networks on digits, measure them, disguise one, and write a report."""
-    from flatgauge.command import set_threads
-    from flatgauge.demo import demonstrate
-    from flatgauge.writing import check_place
+    from flatgauge.analysis.files import check_place
+    from flatgauge.cli.demonstration import demonstrate
+    from flatgauge.cli.session import set_threads
 
     check_place(html)
     set_threads(threads or 1)  # For networks this small one thread is the fastest.

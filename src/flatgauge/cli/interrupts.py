@@ -16,7 +16,7 @@ INTERRUPTED = 130
 _SAID = "interrupted\n"
 
 #: Whatever is computed is computed with this; before it is imported there is nothing to keep.
-_COMPUTING = "flatgauge.surface"
+_COMPUTING = "flatgauge.surface.surface"
 
 
 @contextmanager

@@ -14,8 +14,9 @@ from flatgauge.cli.ranks import rank
 from flatgauge.cli.streams import tell
 
 if TYPE_CHECKING:
-    from flatgauge.report import Comparison, Report
-    from flatgauge.surface import LossSurface
+    from flatgauge.analysis.comparison import Comparison
+    from flatgauge.analysis.measurement import Report
+    from flatgauge.surface.surface import LossSurface
 
 
 class Keeper:
@@ -43,8 +44,8 @@ class Keeper:
         """
         self.result = result
         if self._save is not None:
+            from flatgauge.analysis.json_text import json_text
             from flatgauge.cli.output import with_command
-            from flatgauge.report.json_text import json_text
 
             before, self._unsaved = self._unsaved, None
             try:
@@ -64,9 +65,9 @@ class Keeper:
             without: What to leave out.
             seed: Of everything random.
         """
+        from flatgauge.analysis.progress import show_progress
+        from flatgauge.cli.extras import Illustrations, illustrate
         from flatgauge.cli.output import watched
-        from flatgauge.illustrating import Illustrations, illustrate
-        from flatgauge.progress import shown
 
         if self._html is None:
             return
@@ -74,13 +75,13 @@ class Keeper:
         found = Illustrations()
         # Filled piece by piece: Ctrl-C leaves what is finished.
         self.illustrations |= vars(found)
-        with shown(watched(), *surfaces.values()) as tell:
+        with show_progress(watched(), *surfaces.values()) as tell:
             illustrate(surfaces, parts=parts, seed=seed, progress=tell, found=found)
 
     @property
     def finished(self) -> int:
         """How many measures are in the result."""
-        from flatgauge.report import Comparison
+        from flatgauge.analysis.comparison import Comparison
 
         if isinstance(self.result, Comparison):
             return sum(len(report) for report in self.result.values())
@@ -123,7 +124,7 @@ def parts_without(words: list[str]) -> list[str]:
     Raises:
         ValueError: If there is no such part.
     """
-    from flatgauge.illustrating import PARTS
+    from flatgauge.cli.extras import PARTS
 
     for word in words:
         if word not in PARTS:

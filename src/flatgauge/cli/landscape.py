@@ -38,7 +38,7 @@ from flatgauge.cli.output import all_opened, check_form, print_json, with_comman
 from flatgauge.cli.places import check_places
 from flatgauge.cli.ranks import rank
 from flatgauge.cli.streams import show, tell
-from flatgauge.reading import expand
+from flatgauge.loading.files import expand
 
 
 @app.command(
@@ -125,9 +125,9 @@ def landscape(
     """Compute the loss on a line or plane around a model, or between models, and draw it."""
     check_places(ctx.params, "png", "html", "save")
     import flatgauge as fg
-    from flatgauge.command import set_threads
-    from flatgauge.landscaping.arguments import dims_of
-    from flatgauge.landscaping.picture import check_kind, check_what
+    from flatgauge.analysis.landscapes.arguments import dims_of
+    from flatgauge.analysis.landscapes.picture import check_kind, check_what
+    from flatgauge.cli.session import set_threads
 
     set_threads(threads)
     check_form(png)
@@ -186,7 +186,7 @@ def _kept(save: Path | None) -> Iterator[None]:
 
 def _other(model: str, path: str, seed: int) -> Any:
     """The model with other weights."""
-    from flatgauge.command import open_model
+    from flatgauge.cli.session import open_model
 
     module, notes = open_model(model, path, seed)
     for note in notes:

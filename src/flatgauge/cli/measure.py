@@ -75,7 +75,7 @@ def measure(
     """Measure how flat a trained model's minimum is, by every measure or by those named."""
     check_places(ctx.params, "save", "html")
     import flatgauge as fg
-    from flatgauge.command import read_measures, set_threads
+    from flatgauge.cli.session import read_measures, set_threads
     from flatgauge.measures import registry
 
     set_threads(threads)

@@ -8,20 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from flatgauge.analysis.printable import one_line
 from flatgauge.cli.ranks import device_of, processes
 from flatgauge.cli.streams import show, tell, writes_unicode
-from flatgauge.printable import one_line
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from flatgauge.report import Comparison, Report
-    from flatgauge.surface import LossSurface
+    from flatgauge.analysis.comparison import Comparison
+    from flatgauge.analysis.measurement import Report
+    from flatgauge.surface.surface import LossSurface
 
 
 def opened(ctx: typer.Context) -> tuple[LossSurface, list[str]]:
     """The surface that the options of a command describe; notes on it are told, and given back."""
-    from flatgauge.command import open_surface
+    from flatgauge.cli.session import open_surface
 
     words = words_for(open_surface, ctx) | {"device": device_of(ctx.params["device"])}
     surface, notes = open_surface(**words, processes=processes())
@@ -44,7 +45,7 @@ def all_opened(
         The surfaces and the notes.
     """
     from flatgauge.cli.model_words import names_of, read_models
-    from flatgauge.command import open_surfaces
+    from flatgauge.cli.session import open_surfaces
 
     entries = read_models(words)
     labels = _labels(names, len(entries)) or names_of(entries)
@@ -65,7 +66,7 @@ def check_form(png: Path | None) -> None:
     Raises:
         ValueError: If there is no such form.
     """
-    from flatgauge.drawing.forms import picture_forms
+    from flatgauge.report.plots.forms import picture_forms
 
     if png is not None and png.suffix[1:].lower() not in (forms := picture_forms()):
         raise ValueError(
@@ -136,7 +137,7 @@ def print_json(contents: dict[str, Any]) -> None:
 
 def print_result(result: Report | Comparison, json: bool, notes: list[str]) -> None:
     """Print a result for a program, a person at a terminal, or a file."""
-    from flatgauge.report import Comparison
+    from flatgauge.analysis.comparison import Comparison
 
     if json:
         print_json(with_command(result, notes))
@@ -147,7 +148,7 @@ def print_result(result: Report | Comparison, json: bool, notes: list[str]) -> N
 
         rich_print(result)
     else:
-        from flatgauge.report.table import rich_print as print_report
+        from flatgauge.analysis.text_table import rich_print as print_report
 
         print_report(result.facts, result.estimates, complete=result.complete)
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from flatgauge.cli.ranks import rank
-from flatgauge.reading import expand
+from flatgauge.loading.files import expand
 
 #: Options that name what is read: models, checkpoints, data and losses.
 _READ = ("model", "models", "weights", "to", "data", "loss")
@@ -28,7 +28,7 @@ def check_places(params: Mapping[str, Any], *options: str) -> None:
     """
     if rank():  # The first one writes.
         return
-    from flatgauge.writing import check_place
+    from flatgauge.analysis.files import check_place
 
     outputs = {f"--{name}": Path(params[name]) for name in options if params[name] is not None}
     for option, place in outputs.items():
@@ -65,7 +65,7 @@ def _reads(word: str, place: Path) -> bool:
     target = Path(os.path.realpath(expand(place)))
     if not any(folder.resolve() in target.parents for folder in folders if os.path.isdir(folder)):
         return False
-    from flatgauge.datasets.files import is_data_file
+    from flatgauge.loading.files import is_data_file
 
     return target.exists() and is_data_file(target)
 

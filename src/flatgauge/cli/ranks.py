@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from flatgauge.processes import Processes
+    from flatgauge.runtime.distributed import ProcessGroup
 
 #: Commands that sum over samples, and so can be run by many ranks.
 TOGETHER = ("measure", "certify", "landscape", "spectrum", "compare")
@@ -35,13 +35,13 @@ def several() -> bool:
     return "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
-def processes() -> Processes | None:
+def processes() -> ProcessGroup | None:
     """Who runs the command together; None for this process alone."""
     if not several():
         return None
-    from flatgauge.group import processes_of
+    from flatgauge.runtime.distributed import resolve_processes
 
-    return processes_of("all")
+    return resolve_processes("all")
 
 
 def device_of(name: str) -> str:
@@ -76,18 +76,18 @@ def run_together(run: Callable[[], Any]) -> None:
     import torch
     import torch.distributed as dist
 
-    from flatgauge.group import PATIENCE
+    from flatgauge.runtime.distributed import DEFAULT_TIMEOUT
 
     signal.signal(signal.SIGTERM, _told_to_stop)
     pairs = zip(words, [*words[1:], ""], strict=True)
     cuda = any(f"{word}={after}".startswith("--device=cuda") for word, after in pairs)
     if cuda and torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl" if cuda else "gloo", timeout=PATIENCE)
+    dist.init_process_group("nccl" if cuda else "gloo", timeout=DEFAULT_TIMEOUT)
     group = processes()
     assert group is not None
     code: Any = 0
-    with group.together(f"flatgauge {command}"):
+    with group.scope(f"flatgauge {command}"):
         try:
             run()
         except SystemExit as end:  # As every command line ends, well or not.
@@ -105,7 +105,7 @@ def speaks(error: BaseException) -> bool:
     Returns:
         Whether to tell.
     """
-    from flatgauge.words import GroupError
+    from flatgauge.runtime.distributed import GroupError
 
     return not rank() or (isinstance(error, GroupError) and error.lost == 0 and rank() == 1)
 

@@ -38,7 +38,7 @@ from flatgauge.cli.ranks import rank
 from flatgauge.cli.streams import show
 
 if TYPE_CHECKING:
-    from flatgauge.surface import LossSurface
+    from flatgauge.surface.surface import LossSurface
 
 
 @app.command(
@@ -101,8 +101,8 @@ def spectrum(
     """Show how the eigenvalues of the Hessian are spread, in a geometry that you choose."""
     check_places(ctx.params, "png", "html")
     import flatgauge as fg
-    from flatgauge.command import set_threads
-    from flatgauge.drawing.forms import write_picture
+    from flatgauge.cli.session import set_threads
+    from flatgauge.report.plots.forms import write_picture
 
     set_threads(threads)
     check_form(png)
@@ -136,7 +136,7 @@ def spectrum(
 
 def _with_rescaled(surfaces: dict[str, LossSurface], seed: int) -> dict[str, LossSurface]:
     """Every model, and itself written differently."""
-    from flatgauge.command import rescaled_surface
+    from flatgauge.cli.session import rescaled_surface
 
     pairs = {}
     for name, surface in surfaces.items():

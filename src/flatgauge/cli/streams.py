@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO, cast
 
-from flatgauge.printable import printable
-from flatgauge.writing import file_error
+from flatgauge.analysis.files import file_error
+from flatgauge.analysis.printable import printable
 
 
 def show(text: str) -> None:

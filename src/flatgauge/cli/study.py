@@ -185,8 +185,8 @@ def _print(findings: Findings) -> None:
         return
     from rich.console import Console
 
+    from flatgauge.report import findings_text as words
     from flatgauge.report.terminal import print_lines, print_table
-    from flatgauge.studies import words
 
     console = Console()
     print_lines(console, words.sentences(findings))
@@ -228,7 +228,7 @@ def _chosen(parts: dict[str, Study], only: list[str]) -> dict[str, Study]:
 def _report(findings: Findings, command: str) -> str:
     """Write the page, and say where it is; a pool without one does not keep others from theirs."""
     if findings.counted.empty:
-        from flatgauge.studies.page import write_results
+        from flatgauge.report.findings_page import write_results
 
         write_results(findings)
         return f"no report, as no network counts; see {findings.store.folder / 'results.csv'}"

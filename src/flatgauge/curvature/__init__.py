@@ -1,10 +1,8 @@
 """Curvature: the Hessian as an operator, and the exact sweep over its diagonal blocks."""
 
+from flatgauge.curvature.block_eigenvalues import block_eigenvalues
 from flatgauge.curvature.blocks import Block, Blocks, block_curvature
-from flatgauge.curvature.eigenvalues import block_eigenvalues
-from flatgauge.curvature.hessian import Hessian
-from flatgauge.curvature.operator import Operator
-from flatgauge.curvature.scaled import Scaled
+from flatgauge.curvature.operators import Hessian, Operator, Scaled
 
 __all__ = [
     "Block",

@@ -1,35 +1,55 @@
-"""The diagonal blocks of the Hessian, one per parameter: traces, diagonals, forms of units."""
+"""The diagonal blocks of the Hessian, one per parameter: traces, diagonals, forms of units.
+
+What enters: a surface, and which parts of the blocks are requested. What leaves: `Blocks`, a
+`Block` per parameter with every part, its errors, and every sample's share in it.
+
+How it works: the parameters in which the output is linear are swept (`sweep.backprop`), chunk by
+chunk and, across processes, rank by rank; sums over the samples are divided by the denominator of
+the loss, and the penalty of a weight decay is added. All other parameters are estimated by Hessian
+products with random vectors (`block_estimates`). Results stay in the surface's cache: a part that
+is requested again is not computed again, and others are swept without those that are known.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 from torch import Generator, Tensor
 
-from flatgauge.curvature.columns import Columns, groups_of, left_behind
-from flatgauge.curvature.estimated import Found, estimated_blocks
-from flatgauge.curvature.relative import inverse
-from flatgauge.curvature.spreads import input_spreads
-from flatgauge.curvature.summary import LayerValue, as_shares, rows_of, spread
+from flatgauge.curvature.aggregate import (
+    LayerValue,
+    aggregate_layers,
+    estimation_notes,
+    join_samples,
+    ratio_influence,
+    select_layers,
+    standard_error,
+)
+from flatgauge.curvature.block_eigenvalues import FactorStore, group_layers, stored_factors
+from flatgauge.curvature.block_estimates import BlockEstimate, estimate_blocks
+from flatgauge.curvature.input_std import input_std
 from flatgauge.curvature.surrogate import NO_LOSS, samples_without_loss
-from flatgauge.curvature.sweep import Sweeper, sweeper_of
-from flatgauge.curvature.tally import Tally, collect
-from flatgauge.curvature.taps import PARTS
-from flatgauge.estimators.probes import branches, digest
-from flatgauge.layers import Layer
-from flatgauge.precision import wide
-from flatgauge.surface import LossSurface
+from flatgauge.curvature.sweep.accumulate import (
+    LAYER_PARTS,
+    PARTS,
+    ParameterTotals,
+    reciprocal_or_zero,
+)
+from flatgauge.curvature.sweep.backprop import MOST_FACTORS, Sweep, sweep_of
+from flatgauge.estimators.estimate import Estimate
+from flatgauge.estimators.linalg import to_float64
+from flatgauge.estimators.random import child_generator, root_seed
+from flatgauge.graph.layers import Layer
 
-#: Marks a result without randomness, which holds for every generator.
-_EXACT = -1
+if TYPE_CHECKING:
+    from flatgauge.surface.surface import LossSurface
 
-#: What rounding may leave of terms that cancel, beside their size.
+#: What rounding may leave of terms that cancel, relative to their size.
 _CANCELLED = {torch.float32: 1e-5, torch.float64: 1e-11}
-
-#: The parts that only layers have.
-_OF_LAYERS = frozenset({"incoming", "outgoing", "relative", "normalized"})
 
 #: Hessian products per part, for parameters that cannot be swept.
 DEFAULT_PROBES = 48
@@ -46,17 +66,17 @@ class Block:
         value: The parameter's value.
         values: By part: one number, one per unit, or (the diagonal) one per weight.
         stderr: How far the estimator may be off, by part; zero where exact. Of a diagonal that
-            mixtures of columns took part in, it is not known.
+            random factors took part in, it is not known.
         data_stderr: How far other samples of the same kind would move it, by part; of the
             diagonal it is not known.
         samples: Every sample's share in a part, units added up (N,): their mean is the value, and
             their spread over √N its data error.
-        draws: What every random vector says of a part, units added up (probes,), where the block
-            is estimated; of the diagonal it is not kept.
-        sum_stderr: The standard error of the sum over the units, where mixtures took part.
-        layer: How the parameter is contracted, None for parameters that are no layers.
+        draws: A part by every random vector, units added up (probes,), where the block is
+            estimated; not of the diagonal.
+        sum_stderr: The standard error of the sum over the units, where random factors took part.
+        layer: How the parameter is contracted, None for parameters that are not layers.
         rounding: Up to what size the entries of a layer's diagonal may be zeros that rounding
-            left, where columns of both signs cancel; None where none do.
+            left, where factors of both signs cancel; None where none do.
     """
 
     name: str
@@ -75,7 +95,7 @@ class Block:
     @property
     def weight(self) -> Tensor:
         """The parameter's value in double precision."""
-        return wide(self.value)
+        return to_float64(self.value)
 
     @property
     def squared_norm(self) -> float:
@@ -90,7 +110,7 @@ class Block:
         return LayerValue(
             scale * float(self.values[part]),
             stderr=scale * float(self.stderr[part]),
-            data_stderr=spread(scaled),
+            data_stderr=standard_error(scaled),
             samples=scaled,
             draws=None if draws is None else scale * draws,
             exact=self.exact,
@@ -101,13 +121,13 @@ class Block:
         values, stderr = self.values[part], self.stderr[part]
         if how == "sum":
             samples, draws = self.samples.get(part), self.draws.get(part)
-            error = spread(draws)
+            error = standard_error(draws)
             if error is None:
                 error = float(self.sum_stderr.get(part, stderr.new_zeros(())))
             return LayerValue(
                 float(values.sum()),
                 stderr=error,
-                data_stderr=spread(samples),
+                data_stderr=standard_error(samples),
                 samples=samples,
                 draws=draws,
                 exact=self.exact,
@@ -132,12 +152,16 @@ class Blocks(Mapping[str, Block]):
         parts: What is known of each.
         missing: The parameters that were left out because they cannot be swept, and why.
         left_out: Samples that would count, but whose outputs have no loss.
+        selection: The patterns that chose the layers, None for all.
+        notes: What must be noted with every number that is computed from them.
     """
 
     blocks: Mapping[str, Block]
     parts: frozenset[str]
     missing: Mapping[str, str] = field(default_factory=dict)
     left_out: int = 0
+    selection: str | Sequence[str] | None = None
+    notes: tuple[str, ...] = ()
 
     def __getitem__(self, name: str) -> Block:
         return self.blocks[name]
@@ -158,6 +182,79 @@ class Blocks(Mapping[str, Block]):
         """The blocks of layers."""
         return {name: block for name, block in self.items() if block.layer is not None}
 
+    def select(self, layers: str | Sequence[str] | None) -> Blocks:
+        """Leave out the layers that no glob pattern matches; what is not a layer stays."""
+        chosen = set(select_layers(self.layers, layers))
+        blocks = {n: block for n, block in self.items() if block.layer is None or n in chosen}
+        return replace(self, blocks=blocks, selection=layers)
+
+    def aggregate(
+        self,
+        values: Mapping[str, LayerValue],
+        join: str,
+        *,
+        units: Mapping[str, Tensor] | None = None,
+        options: Mapping[str, object] | None = None,
+        details: Mapping[str, float] | None = None,
+        notes: Sequence[str] = (),
+    ) -> Estimate:
+        """One number of some blocks' numbers, with its errors and notes on what was estimated.
+
+        Args:
+            values: By parameter.
+            join: ``"sum"``, ``"max"``, or ``"last"``.
+            units: The values of every layer's units.
+            options: The settings that the numbers depend on, but for the choice of layers.
+            details: Further numbers.
+            notes: What else must be noted.
+
+        Returns:
+            The estimate.
+        """
+        counted = list(values)[-1:] if join == "last" else values
+        reasons = {name: self[name].reason for name in counted if not self[name].exact}
+        said = [*estimation_notes(reasons), *notes, *self.notes]
+        if join == "max" and reasons:
+            said.append(
+                "the largest of estimated values is biased upwards; more `probes` lessen it"
+            )
+        if self.left_out:
+            samples = f"{self.left_out} sample{'s' * (self.left_out > 1)}"
+            said.append(f"{samples} left out: constant logits have no normalized loss")
+        chosen = {} if self.selection is None else {"layers": self.selection}
+        return aggregate_layers(
+            values,
+            join,
+            units=units,
+            notes=said,
+            options={**(options or {}), **chosen},
+            details=details,
+        )
+
+
+#: From a purpose to the source of randomness that belongs to it.
+_Random = Callable[[str], Generator]
+
+#: How large random vectors are, by parameter: one number, or one per weight.
+ProbeSizes: TypeAlias = "Callable[[LossSurface, Sequence[str]], Mapping[str, Tensor] | None]"
+
+
+@dataclass(frozen=True)
+class _SweepKey:
+    """What swept blocks depend on, apart from model, loss and data."""
+
+    all_columns: bool
+    seed: int | None  # None if nothing was random.
+
+
+@dataclass(frozen=True)
+class _EstimateKey:
+    """What estimated blocks depend on, apart from model, loss and data."""
+
+    probes: int
+    seed: int
+    sizes: ProbeSizes | None
+
 
 def block_curvature(
     surface: LossSurface,
@@ -166,7 +263,8 @@ def block_curvature(
     all_columns: bool = False,
     estimate: bool = True,
     probes: int = DEFAULT_PROBES,
-    keep_columns: bool = False,
+    keep_factors: bool = False,
+    probe_sizes: ProbeSizes | None = None,
     generator: Generator | None = None,
 ) -> Blocks:
     """Measure every diagonal block of the Hessian in one sweep over the data.
@@ -181,9 +279,12 @@ def block_curvature(
         all_columns: Whether to be exact also where a sample has more than 63 outputs.
         estimate: Whether to estimate what cannot be swept; else it is left out.
         probes: Hessian products per part for blocks that are not exact.
-        keep_columns: Whether to keep, where they fit the memory budget, the columns that
+        keep_factors: Whether to record, where they fit the memory budget, the factors that
             `block_eigenvalues` of all layers would need another sweep for.
-        generator: Source of randomness, required where not everything is exact.
+        probe_sizes: How large the random vectors for traces and diagonals are, for a surface and
+            some of its parameters; None for the length of each parameter.
+        generator: Source of randomness, required where not everything is exact. It advances by one
+            number at every call.
 
     Returns:
         The blocks.
@@ -199,109 +300,90 @@ def block_curvature(
         raise ValueError(
             f"the parts are {', '.join(PARTS)}, but got {sorted(wanted - set(PARTS))}."
         )
-    sweeper = sweeper_of(surface)
-    held: dict[Hashable, Blocks] = surface.recall(("blocks", all_columns, probes), dict)
-    drawn = digest(generator)
-    swept = f"{drawn} without estimates"
-    for key in (_EXACT, drawn) if estimate else (_EXACT, drawn, swept):
-        if key in held and wanted <= held[key].parts:
-            blocks = held[key]
-            return blocks if estimate else _without_estimates(blocks, sweeper.plan.reasons)
-        wanted |= held[key].parts if key in held else frozenset()
-    kept = _columns(sweeper) if keep_columns else None
-    blocks = _measured(sweeper, wanted, all_columns, probes if estimate else 0, kept, generator)
-    complete = not blocks.missing and all(block.exact for block in blocks.values())
-    held[_EXACT if complete else (drawn if estimate else swept)] = blocks
-    return blocks
-
-
-def _columns(sweeper: Sweeper) -> Columns | None:
-    """Where to keep the columns of all layers, None if they do not fit together."""
-    plan = sweeper.plan
-    moved = [name for name in plan.layers if name in plan.sites or name not in plan.exact]
-    groups, rest = groups_of(sweeper, moved)
-    if rest or len(groups) != 1:
-        return None
-    columns = left_behind(sweeper)[tuple(groups[0])] = Columns(groups[0])
-    return columns
-
-
-def _without_estimates(blocks: Blocks, reasons: Mapping[str, str]) -> Blocks:
-    """Leave out what was not swept."""
-    swept = {name: block for name, block in blocks.items() if name not in reasons}
-    return replace(blocks, blocks=swept, missing=reasons)
-
-
-def _measured(
-    sweeper: Sweeper,
-    wanted: frozenset[str],
-    all_columns: bool,
-    probes: int,
-    columns: Columns | None,
-    generator: Generator | None,
-) -> Blocks:
-    """Sweep what is exact; estimate the rest, if with any probes."""
-    surface, plan = sweeper.surface, sweeper.plan
-    values = surface.subject.state
-    scales = input_spreads(sweeper) if "normalized" in wanted else {}
-    sources = None if generator is None else branches(generator)
-    found: dict[str, Block] = {}
-    left_out = 0
-    if plan.exact:
-        names = frozenset(plan.exact)
-        rank = surface.processes.rank  # Every rank mixes the columns of its own samples.
-        mixing = None if sources is None else sources(f"mixtures {rank}" if rank else "mixtures")
-        swept, shares, left_out = _swept(
-            sweeper, names, wanted, scales, columns, all_columns, mixing
+    seed, random = None, None
+    if generator is not None:
+        seed = root_seed(generator)
+        random = partial(child_generator, seed, device=generator.device)
+    sweep = sweep_of(surface)
+    reasons = {n: sweep.plan.reasons[n] for n in surface.names if n not in sweep.plan.exact}
+    if reasons and estimate and random is None:
+        name, reason = next(iter(reasons.items()))
+        raise ValueError(
+            f"`{name}` cannot be swept ({reason}); estimating it draws random vectors and needs a "
+            "generator; pass `generator=torch.Generator().manual_seed(0)`."
         )
-        decay = surface.weight_decay
-        for name in names:
-            layer, tally = plan.layers.get(name), swept.pop(name)
-            penalties = _penalties(values[name], layer, scales.get(name), decay, wanted)
-            block = _finished(name, values[name], layer, tally, shares, penalties)
-            size = tally.size
-            if size is not None:
-                rounding = _CANCELLED[surface.dtype] * size / shares.sum()
-                block = replace(block, rounding=rounding)
-            found[name] = block
-    rest = [name for name in surface.names if name not in found]
-    missing = {} if probes else {name: plan.reasons[name] for name in rest}
-    if rest and probes:
-        layers = {name: plan.layers[name] for name in rest if name in plan.layers}
-        if sources is None:
-            raise ValueError(
-                f"`{rest[0]}` cannot be swept ({plan.reasons[rest[0]]}); estimating it draws "
-                "random vectors and needs a generator; pass "
-                "`generator=torch.Generator().manual_seed(0)`."
-            )
-        left_out = samples_without_loss(surface)
-        # Products are of the mean over all samples that count; those left out are none of them.
-        scale = surface.objective.count / (surface.objective.count - left_out)
-        estimates = estimated_blocks(surface, rest, layers, wanted, scales, probes, sources)
-        for name, parts in estimates.items():
-            found[name] = estimated_block(
-                name, plan.reasons[name], values[name], parts, scale, layers.get(name)
-            )
-    ordered = {name: found[name] for name in surface.names if name in found}
-    return Blocks(ordered, wanted, missing, left_out)
+    found = _swept_blocks(sweep, wanted, _SweepKey(all_columns, seed), keep_factors, random)
+    if not reasons:
+        return found
+    if not estimate or seed is None or random is None:
+        return replace(found, missing=reasons)
+    estimated = _estimated_blocks(sweep, wanted, _EstimateKey(probes, seed, probe_sizes), random)
+    together = {**found, **estimated}
+    ordered = {name: together[name] for name in surface.names}
+    return Blocks(ordered, found.parts & estimated.parts, left_out=estimated.left_out)
 
 
-def estimated_block(
-    name: str, reason: str, value: Tensor, found: Found, scale: float, layer: Layer | None
+def _swept_blocks(
+    sweep: Sweep, wanted: frozenset[str], key: _SweepKey, keep_factors: bool, random: _Random | None
+) -> Blocks:
+    """The blocks of all exact parameters, from the cache or by a sweep of the missing parts."""
+    surface, plan = sweep.surface, sweep.plan
+    if not plan.exact:
+        return Blocks({}, wanted)
+    held: dict[_SweepKey, Blocks] = surface.cache.get(("blocks", "swept"), dict)
+    not_random = replace(key, seed=None)
+    known = held.get(not_random) or held.get(key) or Blocks({}, frozenset())
+    missing = wanted - known.parts
+    if not missing:
+        return known
+    store = _factor_store(sweep, key.all_columns) if keep_factors else None
+    found = _sweep_blocks(sweep, missing, key.all_columns, store, random)
+    if store is not None:  # Only now is it complete.
+        stored_factors(surface)[store.names] = store
+    whole = _merge(known, found)
+    exact = all(block.exact for block in whole.values())
+    held[not_random if exact else key] = whole
+    return whole
+
+
+def _estimated_blocks(
+    sweep: Sweep, wanted: frozenset[str], key: _EstimateKey, random: _Random
+) -> Blocks:
+    """The blocks of all other parameters, from the cache or by products for the missing parts."""
+    surface, plan = sweep.surface, sweep.plan
+    held: dict[_EstimateKey, Blocks] = surface.cache.get(("blocks", "estimated"), dict)
+    known = held.get(key, Blocks({}, frozenset()))
+    missing = wanted - known.parts
+    if not missing:
+        return known
+    names = [name for name in surface.names if name not in plan.exact]
+    layers = {name: plan.layers[name] for name in names if name in plan.layers}
+    spreads = input_std(sweep) if "normalized" in missing else {}
+    left_out = samples_without_loss(surface)
+    # Products are of the mean over all samples that count; those left out are not among them.
+    scale = surface.risk.count / (surface.risk.count - left_out)
+    sizes = None if key.sizes is None else key.sizes(surface, names)
+    estimates = estimate_blocks(surface, names, layers, missing, spreads, key.probes, random, sizes)
+    values = surface.functional_model.state
+    blocks = {
+        name: block_from_estimate(
+            name, plan.reasons[name], values[name], found, scale, layers.get(name)
+        )
+        for name, found in estimates.items()
+    }
+    held[key] = whole = _merge(known, Blocks(blocks, missing, left_out=left_out))
+    return whole
+
+
+def block_from_estimate(
+    name: str,
+    reason: str,
+    value: Tensor,
+    found: BlockEstimate,
+    scale: float,
+    layer: Layer | None,
 ) -> Block:
-    """A block of what random vectors say, times a factor.
-
-    Args:
-        name: The parameter.
-        reason: Why it is estimated.
-        value: The parameter's value.
-        found: What random vectors say.
-        scale: The factor.
-        layer: How the parameter is contracted.
-
-    Returns:
-        The block.
-    """
+    """The block of one parameter, whose value is given, from its estimates times a factor."""
     # The estimates themselves where nothing was left out: copies are twice the model each.
     means, errors, draws = (
         {k: v if scale == 1 else scale * v for k, v in part.items()} for part in found
@@ -309,113 +391,153 @@ def estimated_block(
     return Block(name, False, reason, value, means, errors, draws=draws, layer=layer)
 
 
-def _swept(
-    sweeper: Sweeper,
-    names: frozenset[str],
-    wanted: frozenset[str],
-    scales: Mapping[str, Tensor],
-    columns: Columns | None,
-    all_columns: bool,
-    generator: Generator | None,
-) -> tuple[dict[str, Tally], Tensor, int]:
-    """Sweep all data; what every parameter gathered, and the samples' shares in the count."""
-    tallies = {name: Tally() for name in names}
-    shares: list[Tensor] = []
-    if columns is not None:
-        wanted |= {"columns"}
-    passes = sweeper.passes(
-        names, wanted, all_columns=all_columns, generator=generator, scales=scales
-    )
+def _merge(known: Blocks, found: Blocks) -> Blocks:
+    """Blocks with the parts of both."""
+    blocks = dict(found)
+    for name, block in known.items():
+        new = found[name]
+        blocks[name] = replace(
+            new,
+            values={**block.values, **new.values},
+            stderr={**block.stderr, **new.stderr},
+            data_stderr={**block.data_stderr, **new.data_stderr},
+            samples={**block.samples, **new.samples},
+            draws={**block.draws, **new.draws},
+            sum_stderr={**block.sum_stderr, **new.sum_stderr},
+            rounding=block.rounding if new.rounding is None else new.rounding,
+        )
+    return replace(found, blocks=blocks, parts=known.parts | found.parts)
 
-    def sweep() -> int:
+
+def _factor_store(sweep: Sweep, all_columns: bool) -> FactorStore | None:
+    """A store for the factors of all layers; None if they do not all fit, or are not all swept."""
+    plan = sweep.plan
+    if plan.outputs_per_sample() > MOST_FACTORS and not all_columns:
+        return None
+    names = [name for name in plan.layers if name in plan.sites or name not in plan.exact]
+    groups, rest = group_layers(sweep, names)
+    if rest or len(groups) != 1:
+        return None
+    return FactorStore(groups[0])
+
+
+def _sweep_blocks(
+    sweep: Sweep,
+    parts: frozenset[str],
+    all_columns: bool,
+    store: FactorStore | None,
+    random: _Random | None,
+) -> Blocks:
+    """Sweep all data for some parts of the exact parameters."""
+    surface, plan = sweep.surface, sweep.plan
+    values = surface.functional_model.state
+    spreads = input_std(sweep) if "normalized" in parts else {}
+    rank = surface.processes.rank  # Every rank combines the factors of its own samples.
+    generator = None if random is None else random(f"mixtures {rank}" if rank else "mixtures")
+    chunks = sweep.chunks(
+        frozenset(plan.exact),
+        parts,
+        all_factors=all_columns,
+        generator=generator,
+        record=store is not None,
+        input_std=spreads,
+    )
+    totals = {name: ParameterTotals() for name in plan.exact}
+    pieces: list[Tensor] = []
+
+    def add_chunks() -> int:
         left_out = 0
-        for chunk in passes:
-            chunk.pass_back(chunk.columns)
-            if columns is not None:
-                columns.add(chunk)
-            parts, mixtures = collect(chunk.taps), []
-            for column in chunk.mixtures:
-                chunk.pass_back([column])
-                mixtures.append(collect(chunk.taps))
-            for name, found in parts.items():
-                tallies[name].add(found, [mixture[name] for mixture in mixtures], chunk.shares)
-            for tap in chunk.taps:
-                for name, diagonal in tap.diagonals().items():
-                    tallies[name].add_diagonal(diagonal)
-                for name, size in tap.sizes().items():
-                    tallies[name].add_size(size)
-            shares.append(chunk.shares)
+        for chunk in chunks:
+            chunk.backward(chunk.factors)
+            if store is not None:
+                store.add(chunk)
+            found, drawn = chunk.take(), []
+            for factor in chunk.random_factors:
+                chunk.backward([factor])
+                drawn.append(chunk.take())
+            for name, accumulator in chunk.accumulators.items():
+                total = totals[name]
+                total.add(found[name], [each[name] for each in drawn], chunk.counts)
+                total.add_diagonal(accumulator.diagonal(), accumulator.magnitude())
+            pieces.append(chunk.counts)
             left_out += chunk.left_out
         return left_out
 
-    surface = sweeper.surface
-    without = surface.processes.sum("the sweep", sweep, same=surface.subject.and_state())
-    together = rows_of(shares, surface.device)
-    if surface.processes.size > 1:
-        together = _joined(tallies, together, surface)
-    if not together.any():
-        raise ValueError(NO_LOSS)
-    return tallies, together, int(without)
-
-
-def _joined(tallies: Mapping[str, Tally], shares: Tensor, surface: LossSurface) -> Tensor:
-    """Bring what all processes have gathered into the tallies; the shares of all samples."""
     processes = surface.processes
-    own = {
-        (name, part): value
-        for name, tally in tallies.items()
-        for part, value in tally.numbers().items()
-    }
-    sums = processes.added(own, surface.device)
-    rows = {
+    same = surface.functional_model.with_state()
+    left_out = processes.gather_sum("the sweep", add_chunks, same=same)
+    counts = join_samples(pieces, surface.device)
+    if processes.size > 1:
+        counts = _join_ranks(totals, counts, surface)
+    if not counts.any():
+        raise ValueError(NO_LOSS)
+    blocks: dict[str, Block] = {}
+    for name in plan.exact:
+        layer, decay = plan.layers.get(name), surface.weight_decay
+        penalties = _penalties(values[name], layer, spreads.get(name), decay, parts)
+        found = _finish(name, values[name], layer, totals.pop(name), counts, penalties)
+        blocks[name] = found
+    return Blocks(blocks, parts, left_out=int(left_out))
+
+
+def _join_ranks(
+    totals: Mapping[str, ParameterTotals], counts: Tensor, surface: LossSurface
+) -> Tensor:
+    """Add up what all processes have gathered, in place; the counts of all samples."""
+    processes, device = surface.processes, surface.device
+    here = {(n, *key): value for n, each in totals.items() for key, value in each.sums.items()}
+    sums = processes.sum_named(here, device)
+    shares = {
         (name, part): torch.cat(pieces)
-        for name, tally in tallies.items()
-        for part, pieces in tally.samples.items()
+        for name, each in totals.items()
+        for part, pieces in each.samples.items()
     }
-    together = processes.joined(rows | {("", "shares"): shares}, surface.device)
-    mixed = processes.gathered([name for name, tally in tallies.items() if tally.mixed])
-    for name, tally in tallies.items():
-        tally.take(
-            {part: value for (owner, part), value in sums.items() if owner == name},
-            {part: value for (owner, part), value in together.items() if owner == name},
-        )
-        tally.mixed = any(name in names for names in mixed)
-    return together["", "shares"]
+    rows = processes.concat_named(shares | {("", "counts"): counts}, device)
+    sampled = processes.all_gather([name for name, each in totals.items() if each.sampled])
+    for name, each in totals.items():
+        each.sums = {(kind, part): v for (n, kind, part), v in sums.items() if n == name}
+        each.samples = {part: [value] for (n, part), value in rows.items() if n == name}
+        each.sampled = any(name in names for names in sampled)
+    return rows["", "counts"]
 
 
-def _finished(
+def _finish(
     name: str,
     value: Tensor,
     layer: Layer | None,
-    tally: Tally,
-    shares: Tensor,
+    totals: ParameterTotals,
+    counts: Tensor,
     penalties: Mapping[str, Tensor],
 ) -> Block:
-    """Divide by the denominator, and add what weight decay adds."""
-    count = float(shares.sum())
+    """Divide totals by the denominator, and add what weight decay adds."""
+    count, sums = float(counts.sum()), totals.sums
     values: dict[str, Tensor] = {}
     stderr, data_stderr, samples, sum_stderr = {}, {}, {}, {}
-    for part, added in penalties.items():
+    for part, penalty in penalties.items():
         if part == "diagonal":
-            found = tally.diagonal
-            whole = torch.zeros_like(wide(value)) if found is None else found.div_(count)
-            values[part] = whole.add_(added)
+            diagonal = sums.get(("total", part))
+            whole = torch.zeros_like(to_float64(value)) if diagonal is None else diagonal
+            values[part] = whole.div_(count).add_(penalty)
             continue
-        total = tally.sums.get(part, torch.zeros_like(added))
-        values[part] = total / count + added
-        stderr[part] = tally.variances.get(part, torch.zeros_like(added)).sqrt() / count
-        if part in tally.sum_variances:
-            sum_stderr[part] = tally.sum_variances[part].sqrt() / count
-        data_stderr[part] = tally.data_error(part, shares)
-        own = tally.samples.get(part)
-        if own is not None:
-            samples[part] = as_shares(torch.cat(own), shares) + added.sum()
-    reason = "by the heaviest columns and mixtures of the rest (`all_columns=True` sweeps all)"
-    reason = reason if tally.mixed else ""
+        zero = torch.zeros_like(penalty)
+        values[part] = sums.get(("total", part), zero) / count + penalty
+        stderr[part] = sums.get(("variance", part), zero).sqrt() / count
+        if ("variance of sum", part) in sums:
+            sum_stderr[part] = sums["variance of sum", part].sqrt() / count
+        data_stderr[part] = totals.data_error(part, counts)
+        if part in totals.samples:
+            shares = torch.cat(totals.samples[part])
+            samples[part] = ratio_influence(shares, counts) + penalty.sum()
+    reason = (
+        "by the largest factors and random combinations of the rest (`all_columns=True` sweeps all)"
+    )
+    magnitude = sums.get(("magnitude", "diagonal"))
+    if magnitude is not None:
+        magnitude = _CANCELLED[value.dtype] * magnitude / counts.sum()
     return Block(
         name,
-        not tally.mixed,
-        reason,
+        not totals.sampled,
+        reason if totals.sampled else "",
         value,
         values,
         stderr,
@@ -423,30 +545,32 @@ def _finished(
         samples,
         sum_stderr=sum_stderr,
         layer=layer,
+        rounding=magnitude,
     )
 
 
 def _penalties(
     value: Tensor,
     layer: Layer | None,
-    scales: Tensor | None,
+    std: Tensor | None,
     decay: float,
-    wanted: frozenset[str],
+    parts: frozenset[str],
 ) -> dict[str, Tensor]:
-    """What a penalty of ½ · decay · ‖θ‖² adds to every part that is wanted."""
-    number = torch.tensor(decay, dtype=torch.float64, device=wide(value.reshape(-1)[:0]).device)
+    """What a penalty of ½ · decay · ‖θ‖² adds to every requested part."""
+    like = to_float64(value.reshape(-1)[:0])
+    number = torch.tensor(decay, dtype=torch.float64, device=like.device)
     found = {"trace": number * value.numel(), "diagonal": number}
-    if "own" in wanted:
-        found["own"] = decay * wide(value).square().sum()
-    if layer is not None and wanted & _OF_LAYERS:
-        squares = decay * layer.canonical(wide(value)).square()
+    if "weighted_diagonal" in parts:
+        found["weighted_diagonal"] = decay * to_float64(value).square().sum()
+    if layer is not None and parts & set(LAYER_PARTS):
+        squares = decay * layer.canonical(to_float64(value)).square()
         inputs = squares[0, 0].numel()
         found["incoming"] = layer.incoming(squares)
         found["outgoing"] = layer.outgoing(squares)
         found["relative"] = inputs * squares.sum()
-        if scales is not None:  # In weights times σ, the penalty curves by decay over σ².
+        if std is not None:  # In weights times σ, the penalty curves by decay over σ².
             groups, _, inner, taps = squares.shape
-            spread = scales.square().reshape(groups, inner)
-            sums = (squares * spread[:, None, :, None]).sum((1, 2, 3))
-            found["normalized"] = (sums * taps * inverse(spread).sum(1)).sum()
-    return {part: added for part, added in found.items() if part in wanted}
+            variance = std.square().reshape(groups, inner)
+            sums = (squares * variance[:, None, :, None]).sum((1, 2, 3))
+            found["normalized"] = (sums * taps * reciprocal_or_zero(variance).sum(1)).sum()
+    return {part: added for part, added in found.items() if part in parts}

@@ -1,7 +1,7 @@
 """Estimates from matrix-vector products: traces, extreme eigenvalues, spectral densities."""
 
 from flatgauge.estimators.density import SpectralDensity, spectral_density
-from flatgauge.estimators.eigen import Eigenpairs, top_eigenvalues
+from flatgauge.estimators.eigenvalues import Eigenpairs, top_eigenvalues
 from flatgauge.estimators.estimate import Estimate
 from flatgauge.estimators.trace import trace
 

@@ -1,4 +1,8 @@
-"""What every measurement returns: a number that carries its own error."""
+"""What every measurement returns: a number that carries its own error.
+
+`Estimate` holds the value, its errors by source, its cost, and what it was computed from;
+`format_with_error` keeps the digits that the error leaves standing.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +37,7 @@ class Estimate:
         notes: What the reader must know to use the number well.
         seconds: Wall-clock time.
         samples: Every sample's share (N,), in the order of the data: their mean is the value (to
-            first order, where it is no mean), so that values on the same samples can be compared
+            first order, where it is not a mean), so that values on the same samples can be compared
             pair by pair; None if not known. Not written to files.
 
     Example:
@@ -67,23 +71,19 @@ class Estimate:
     def __str__(self) -> str:
         if not self.error > _UNSEEN * abs(self.value):
             return f"{self.value:.6g}"
-        return with_error(self.value, self.error)
+        return format_with_error(self.value, self.error)
 
 
-def with_error(value: float, error: float) -> str:
+def format_with_error(value: float, error: float) -> str:
     """Write a value with its error, keeping only the digits the error leaves standing.
-
-    Args:
-        value: The number.
-        error: How far it may be off.
 
     Returns:
         Both, in one line.
 
     Example:
-        >>> with_error(12345.678, 42.0)
+        >>> format_with_error(12345.678, 42.0)
         '12350 ± 40'
-        >>> with_error(1.23e-7, 2.2e-9)
+        >>> format_with_error(1.23e-7, 2.2e-9)
         '1.23e-07 ± 2e-09'
     """
     if not (math.isfinite(value) and math.isfinite(error) and error > 0):

@@ -1,4 +1,9 @@
-"""The trace of a matrix that can only be multiplied, with an error bar that can be trusted."""
+"""The trace of a matrix that can only be multiplied, with an error bar.
+
+A matrix and a generator come in, an `Estimate` leaves. The directions along which the matrix is
+largest are taken out exactly (Hutch++), and the rest is sampled with random signs; where a product
+per column is as cheap, the trace is exact.
+"""
 
 from __future__ import annotations
 
@@ -10,24 +15,28 @@ import numpy as np
 import torch
 from torch import Generator, Tensor
 
-from flatgauge.estimators import probes as random_vectors
 from flatgauge.estimators.estimate import Estimate
-from flatgauge.estimators.krylov import ROUNDING, Array
-from flatgauge.estimators.matrix import Matrix, SupportsMatmul
-from flatgauge.precision import wide
+from flatgauge.estimators.lanczos import ROUNDING, Array
+from flatgauge.estimators.linalg import Matrix, SupportsMatmul, to_float64
+from flatgauge.estimators.random import random_signs, require_generator
 
+#: Columns multiplied at a time.
 BLOCK = 8
-"""Columns multiplied at a time."""
+
+#: Directions that ``hutch++`` takes out exactly when the budget is open.
 SKETCH = 10
-"""Directions that ``hutch++`` takes out exactly when the budget is open."""
+
+#: Samples before the first look at the error; each later look has half as many again.
 FIRST_LOOK = 10
-"""Samples before the first look at the error; each later look has half as many again."""
+
+#: Entries of every row that are worked on at a time in double precision.
 _PIECE = 2**18
-"""Entries of every row that are worked on at a time in double precision."""
+
+#: Below this share of the largest eigenvalue of their Gram matrix, rows are dependent.
 _DEPENDENT = 1e-14
-"""Below this share of the largest eigenvalue of their Gram matrix, rows are dependent."""
+
+#: Chance with which the true value may lie outside the half-width.
 DOUBT = 0.05
-"""Chance with which the true value may lie outside the half-width."""
 
 
 def trace(
@@ -108,25 +117,29 @@ def trace(
         tolerance = 0.05
     _check(probes, tolerance, max_matvecs, method)
     most = (math.inf if basis is None else basis) if method == "hutch++" else 0
-    plan = _Plan.fixed(probes, most) if probes else _Plan.open(max_matvecs, matrix.size, most)
+    plan = (
+        _LookSchedule.single_look(probes, most)
+        if probes
+        else _LookSchedule.open(max_matvecs, matrix.size, most)
+    )
     options = {"method": method, **({"probes": probes} if probes else {"tolerance": tolerance})}
     if matrix.size <= plan.least:
         return _exact(matrix, options)
-    source = random_vectors.required(
+    source = require_generator(
         generator,
         caller=f"trace(probes={probes})" if probes else f"trace(tolerance={tolerance})",
         otherwise=f"`probes={matrix.size}` for the exact value",
     )
-    captured = _captured(matrix, plan.sketch, together, source)
+    captured = _capture_directions(matrix, plan.sketch, together, source)
     looks = [look + plan.sketch - len(captured.basis) for look in plan.looks]
-    estimate = _sampled(matrix, captured, looks, tolerance, together, source, options)
+    estimate = _sample_rest(matrix, captured, looks, tolerance, together, source, options)
     if not estimate.converged and matrix.size + matrix.matvecs <= max_matvecs:
         return _exact(matrix, options)
     return estimate
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _LookSchedule:
     """How many directions to take out exactly, and after how many samples to look."""
 
     sketch: int
@@ -138,15 +151,15 @@ class _Plan:
         return 2 * self.sketch + self.looks[0]
 
     @classmethod
-    def fixed(cls, probes: int, most: float) -> _Plan:
+    def single_look(cls, probes: int, most: float) -> _LookSchedule:
         """One look, at the end of the budget."""
         sketch = int(min(probes // 3, (probes - 2) // 2, most))
         return cls(sketch, (probes - 2 * sketch,))
 
     @classmethod
-    def open(cls, max_matvecs: int, size: int, most: float) -> _Plan:
+    def open(cls, max_matvecs: int, size: int, most: float) -> _LookSchedule:
         """Looks at rising numbers of samples, while sampling costs less than all columns."""
-        sketch = min(SKETCH, cls.fixed(max_matvecs, most).sketch)
+        sketch = min(SKETCH, cls.single_look(max_matvecs, most).sketch)
         most = max(min(max_matvecs, size) - 2 * sketch, 2)
         return cls(sketch, tuple(_rising(min(FIRST_LOOK, most), most)))
 
@@ -166,7 +179,7 @@ def _exact(matrix: Matrix, options: Mapping[str, object]) -> Estimate:
         rows = torch.arange(first, min(first + BLOCK, matrix.size), device=matrix.device)
         unit = torch.zeros(matrix.size, len(rows), dtype=matrix.dtype, device=matrix.device)
         unit[rows, rows - first] = 1
-        total += float(wide((matrix @ unit)[rows, rows - first]).sum())
+        total += float(to_float64((matrix @ unit)[rows, rows - first]).sum())
     return Estimate(total, exact=True, matvecs=matrix.matvecs, options=options)
 
 
@@ -178,9 +191,11 @@ class _Captured:
     shares: Array
 
 
-def _captured(matrix: Matrix, count: int, together: int, generator: Generator) -> _Captured:
+def _capture_directions(
+    matrix: Matrix, count: int, together: int, generator: Generator
+) -> _Captured:
     """Take out the directions along which the matrix is largest."""
-    drawn = random_vectors.signs(matrix, count, generator)
+    drawn = random_signs((matrix.size, count), generator)
     rows = torch.empty(count, matrix.size, dtype=matrix.dtype, device=matrix.device)
     for first in range(0, count, together):
         block = drawn[:, first : first + together].to(rows)
@@ -192,32 +207,25 @@ def _captured(matrix: Matrix, count: int, together: int, generator: Generator) -
 
 
 def orthonormal_rows(rows: Tensor) -> Tensor:
-    """Replace rows by an orthonormal basis of their span, in place.
-
-    Args:
-        rows: The rows ``(k, p)``; written over.
-
-    Returns:
-        The first of them, as many as there are independent rows.
-    """
+    """Replace rows (k, p) by an orthonormal basis of their span, in place; return its rows."""
     for _ in range(2):  # The second time removes what rounding left of the first.
         if not len(rows):
             break
         gram = torch.zeros(len(rows), len(rows), dtype=torch.float64)
         for piece in rows.split(_PIECE, dim=1):
-            gram += (wide(piece) @ wide(piece).T).cpu()
+            gram += (to_float64(piece) @ to_float64(piece).T).cpu()
         lengths = gram.diagonal().sqrt()
         scale = torch.where(lengths > 0, 1 / lengths, 0.0)
         values, vectors = torch.linalg.eigh(scale[:, None] * gram * scale)
         kept = values > _DEPENDENT * values[-1]
         mixing = (vectors[:, kept] / values[kept].sqrt()).T * scale
         for piece in rows.split(_PIECE, dim=1):
-            piece[: len(mixing)] = (mixing @ wide(piece).cpu()).to(rows)
+            piece[: len(mixing)] = (mixing @ to_float64(piece).cpu()).to(rows)
         rows = rows[: len(mixing)]
     return rows
 
 
-def _sampled(
+def _sample_rest(
     matrix: Matrix,
     captured: _Captured,
     looks: Sequence[int],
@@ -263,7 +271,7 @@ def _samples(
     """Samples of the trace outside the span of the basis, ``(count,)``."""
     values = [np.zeros(0)]
     for first in range(0, count, BLOCK):
-        drawn = random_vectors.signs(matrix, min(BLOCK, count - first), generator)
+        drawn = random_signs((matrix.size, min(BLOCK, count - first)), generator)
         for signs in drawn.split(together, dim=1):
             rows = signs.T.to(basis).contiguous()
             rows.addmm_(rows @ basis.T, basis, alpha=-1)
@@ -277,7 +285,7 @@ def _quadratic(matrix: Matrix, rows: Tensor, together: int) -> Array:
     for block in rows.split(together) if len(rows) else ():
         products = (matrix @ block.T).T
         pieces = (part.split(_PIECE, dim=1) for part in (block, products))
-        sums = [(wide(v) * wide(av)).sum(dim=1) for v, av in zip(*pieces, strict=True)]
+        sums = [(to_float64(v) * to_float64(av)).sum(dim=1) for v, av in zip(*pieces, strict=True)]
         values.append(torch.stack(sums).sum(0).cpu().numpy())
     return np.concatenate(values)
 

@@ -1,36 +1,42 @@
-"""The contract of a chart: the loss around a point, in the coordinates of a geometry."""
+"""Charts: the loss around a point of weight space, as a function of the coordinates of a geometry.
+
+In: a loss surface and the name of a geometry. Out: a `Chart`, which functionals
+(`flatgauge.geometry.functionals`) measure. A chart maps coordinates u to weights, with the point
+itself at u = 0: one unit of u is what the geometry counts as one unit of distance.
+"""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Generator, Tensor
 
-from flatgauge.curvature.operator import Operator
-from flatgauge.curvature.sweep import sweeper_of
-from flatgauge.estimators import Estimate
-from flatgauge.surface import LossSurface
+from flatgauge.curvature.operators import Operator
+from flatgauge.curvature.sweep.backprop import sweep_of
+from flatgauge.estimators.estimate import Estimate
+from flatgauge.surface.surface import LossSurface
 
 #: The geometries by name.
 GEOMETRIES: dict[str, type[Chart]] = {}
 
 
 @dataclass(frozen=True)
-class Swept:
-    """What the exact sweep knows of a trace.
+class ExactTrace:
+    """The part of a chart's trace that the exact sweep gives.
 
     Attributes:
-        known: The part of the trace that it gives.
-        rest: The curvature of the coordinates that it does not reach; None if there are none.
+        value: That part.
+        rest: The curvature of the coordinates that the sweep does not reach; None if there are
+            none.
         notes: Why it does not reach them.
     """
 
-    known: Estimate
+    value: Estimate
     rest: Operator | None
     notes: tuple[str, ...] = ()
 
@@ -38,20 +44,21 @@ class Swept:
 class Chart(ABC):
     """The loss around a point as a function of coordinates u; the point itself is u = 0.
 
-    A subclass with a `geometry` of its own enters itself in `GEOMETRIES`, and every functional
-    can be asked of it.
+    A subclass with a `geometry` of its own registers itself in `GEOMETRIES`; every functional
+    then works in it.
 
     Attributes:
         geometry: Its name.
-        options: The names of its own options, beside which tensors take part.
-        epsilon: The default radius of a ball.
+        point: The weights at u, as LaTeX.
+        options: Its own options with their defaults; which tensors take part is not one of them.
+        epsilon: The default radius of a ball; set by instances if it depends on the model.
         sigma: The default size of noise.
-        limit: A radius at which a ball first holds displacements without a loss.
+        limit: The smallest radius at which a ball contains points without a finite loss.
         per_loss: Whether the worst case in a ball is divided by 1 + loss.
         surface: Where the loss is computed.
         parameters: Which tensors take part: ``"all"`` trainable ones, or the weights of
             ``"layers"`` only.
-        notes: What is to be said about every result.
+        notes: Notes that belong to every result.
 
     Args:
         surface: The surface.
@@ -59,7 +66,8 @@ class Chart(ABC):
     """
 
     geometry: ClassVar[str]
-    options: ClassVar[tuple[str, ...]] = ()
+    point: ClassVar[str]
+    options: ClassVar[Mapping[str, Any]] = {}
     epsilon: float
     sigma: float
     limit: float = math.inf
@@ -72,12 +80,17 @@ class Chart(ABC):
 
     def __init__(self, surface: LossSurface, parameters: str = "all") -> None:
         self.surface, self.parameters = surface, parameters
-        self.names = frozenset(taking_part(surface, parameters))
+        self.names = frozenset(select_tensors(surface, parameters))
         self.notes: tuple[str, ...] = ()
+
+    @classmethod
+    def defaults(cls) -> dict[str, Any]:
+        """The options that depend on the geometry, with their defaults; None: of the model."""
+        return {**cls.options, "epsilon": getattr(cls, "epsilon", None), "sigma": cls.sigma}
 
     @property
     def key(self) -> Hashable:
-        """What tells its coordinates from those of other charts of the same surface."""
+        """What distinguishes its coordinates from those of other charts of the same surface."""
         return self.geometry, self.parameters
 
     @property
@@ -87,7 +100,7 @@ class Chart(ABC):
 
     @property
     def noise_settings(self) -> dict[str, Any]:
-        """What its noise depends on beside its size, as it is shown with expectations."""
+        """What its noise depends on except its size, as it is shown with expectations."""
         return {}
 
     @property
@@ -113,10 +126,6 @@ class Chart(ABC):
     def value_and_gradient(self, u: Tensor) -> tuple[float, Tensor]:
         """The loss at a displacement, and its gradient by the coordinates."""
 
-    def anywhere(self, u: Tensor) -> float:
-        """The loss at a displacement, also beyond a pole."""
-        return self.value(u)
-
     def reaches(self, u: Tensor) -> bool:
         """Whether no pole of the loss lies between the point and a displacement."""
         return True
@@ -126,11 +135,11 @@ class Chart(ABC):
         """The second derivatives by the coordinates, at the point."""
 
     @abstractmethod
-    def swept(self, *, all_columns: bool, generator: Generator | None) -> Swept:
+    def exact_trace(self, *, all_columns: bool, generator: Generator | None) -> ExactTrace:
         """The part of the curvature's trace that one sweep gives exactly."""
 
     def first_order(self) -> float | None:
-        """The part of the trace that vanishes with the gradient, unless weights are linear in u."""
+        """The part of the trace that vanishes with the gradient; None where weights are linear."""
         return None
 
     def direction(self, generator: Generator) -> Tensor:
@@ -162,7 +171,7 @@ def chart(surface: LossSurface, geometry: str, parameters: str = "all", **option
         ValueError: If there is no such geometry, or no such choice of parameters or options.
 
     Example:
-        >>> from flatgauge.examples import two_weights
+        >>> from flatgauge.surface.examples import two_weights
         >>> chart(two_weights(2.0, 3.0), "per weight").value(torch.tensor([0.5, 0.0]).double())
         81.0
     """
@@ -173,19 +182,8 @@ def chart(surface: LossSurface, geometry: str, parameters: str = "all", **option
     return GEOMETRIES[geometry](surface, parameters, **options)
 
 
-def taking_part(surface: LossSurface, parameters: str) -> list[str]:
-    """The names of the tensors that take part in a measurement.
-
-    Args:
-        surface: The surface.
-        parameters: ``"all"`` trainable ones, or the weights of ``"layers"`` only.
-
-    Returns:
-        The names.
-
-    Raises:
-        ValueError: If there is no such choice, or there are no layers.
-    """
+def select_tensors(surface: LossSurface, parameters: str) -> list[str]:
+    """The names of all trainable tensors (``"all"``) or of the weights of layers (``"layers"``)."""
     if parameters == "all":
         return list(surface.names)
     if parameters != "layers":
@@ -193,7 +191,7 @@ def taking_part(surface: LossSurface, parameters: str) -> list[str]:
             f"`parameters={parameters!r}` must be 'all' (every trainable tensor) or 'layers' (the "
             "weights of layers only)."
         )
-    layers = list(sweeper_of(surface).plan.layers)
+    layers = list(sweep_of(surface).plan.layers)
     if not layers:
         raise ValueError("the model has no layers; pass `parameters='all'`.")
     return layers

@@ -1,4 +1,9 @@
-"""Tangent vectors along and across a rescaling orbit (Rangamani et al. 2019, §2 and §3)."""
+"""Tangent vectors along and across a rescaling orbit (Rangamani et al. 2019, §2 and §3).
+
+In: a loss surface. Out: a basis of the directions along which rescaling layers moves the weights
+(the vertical space), and the part of a vector that is orthogonal to them (its horizontal part).
+Both are read off the exponents that every tensor has in the layer-wise gauge group.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flatgauge.geometry.diagonal import norm
-from flatgauge.surface import LossSurface
-from flatgauge.symmetry.of_surface import gauge_of
+from flatgauge.surface.surface import LossSurface
+from flatgauge.symmetry.find import surface_gauge
 
 
 def vertical_basis(surface: LossSurface) -> Tensor:
@@ -32,7 +37,7 @@ def vertical_basis(surface: LossSurface) -> Tensor:
     Example:
         In ``(b relu(a))²`` a grows as b shrinks:
 
-        >>> from flatgauge.examples import two_weights
+        >>> from flatgauge.surface.examples import two_weights
         >>> vertical_basis(two_weights(2.0, 3.0)).abs()  # (2, -3) / √2
         tensor([[1.4142, 2.1213]], dtype=torch.float64)
     """
@@ -68,7 +73,7 @@ def horizontal_projection(surface: LossSurface, vector: Tensor) -> Tensor:
         ValueError: If the vector has another length.
 
     Example:
-        >>> from flatgauge.examples import two_weights
+        >>> from flatgauge.surface.examples import two_weights
         >>> surface = two_weights(2.0, 3.0)
         >>> horizontal_projection(surface, torch.tensor([2.0, 0.0]))  # half along (2, 3)
         tensor([1.0000, 1.5000], dtype=torch.float64)
@@ -94,19 +99,19 @@ def horizontal_projection(surface: LossSurface, vector: Tensor) -> Tensor:
 
 def _exponents(surface: LossSurface) -> tuple[list[str], NDArray[np.float64]]:
     """The tensors that have a norm, and orthonormal columns: their exponents in every generator."""
-    gauge = gauge_of(surface, layerwise=True)
+    gauge = surface_gauge(surface, layerwise=True)
     params = surface.params
     rows = {name: gauge.rows(name).toarray()[0] for name in gauge.names}
     none = np.zeros(gauge.dim)
-    # What is not trainable is no coordinate: only moves that leave it alone count.
+    # A tensor that is not trainable has no coordinates: only moves that leave it alone count.
     fixed = np.array([row for name, row in rows.items() if name not in params])
     names = [name for name, value in params.items() if norm(value) > 0]
     moved = np.array([rows.get(name, none) for name in names]).reshape(len(names), gauge.dim)
     if len(fixed):
         moved = moved @ _null_space(fixed)
     left, sizes, _ = np.linalg.svd(moved, full_matrices=False)
-    kept = sizes > 1e-10 * max(sizes.max(initial=0.0), 1.0)
-    columns: NDArray[np.float64] = left[:, kept]
+    independent = sizes > 1e-10 * max(sizes.max(initial=0.0), 1.0)
+    columns: NDArray[np.float64] = left[:, independent]
     return names, columns
 
 

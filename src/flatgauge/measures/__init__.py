@@ -1,28 +1,35 @@
 """The measures of flatness, one function each; lower is flatter, always."""
 
-from flatgauge.measures.registry import BALANCED, GROUPS, Measure, catalogue, measure, registry
+from flatgauge.measures import balanced as _  # noqa: F401
+from flatgauge.measures.registry import (
+    BALANCED,
+    GROUPS,
+    Measure,
+    Needs,
+    catalogue,
+    measure,
+    registry,
+)
 
 # In the order of the catalogue: the grid row by row, then what does not fit it.
 # isort: off
-from flatgauge.measures.hessian import hessian_max_eigenvalue, hessian_trace
-from flatgauge.measures.sharpness import epsilon_sharpness, expected_sharpness
-from flatgauge.measures.riemannian import (
-    riemannian_epsilon_sharpness,
-    riemannian_expected_sharpness,
-    riemannian_max_eigenvalue,
-    riemannian_trace,
-)
-from flatgauge.measures.adaptive import (
+from flatgauge.measures.grid import (
     adaptive_expected_sharpness,
     adaptive_sharpness,
     adaptive_trace,
-    riemannian_max_eigenvalue_nodewise,
-)
-from flatgauge.measures.psi import (
+    epsilon_sharpness,
+    expected_sharpness,
+    hessian_max_eigenvalue,
+    hessian_trace,
     psi_epsilon_sharpness,
     psi_expected_sharpness,
     psi_max_eigenvalue,
     psi_trace,
+    riemannian_epsilon_sharpness,
+    riemannian_expected_sharpness,
+    riemannian_max_eigenvalue,
+    riemannian_max_eigenvalue_nodewise,
+    riemannian_trace,
 )
 from flatgauge.measures.kappa import kappa_max, kappa_sum, kappa_trace_max, kappa_trace_sum
 from flatgauge.measures.rho import rho_max, rho_sum
@@ -42,6 +49,7 @@ __all__ = [
     "BALANCED",
     "GROUPS",
     "Measure",
+    "Needs",
     "adaptive_expected_sharpness",
     "adaptive_sharpness",
     "adaptive_trace",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from flatgauge.estimators import Estimate
-from flatgauge.measures.registry import measure
-from flatgauge.path_space import paths_of
-from flatgauge.surface import LossSurface
+from flatgauge.estimators.estimate import Estimate
+from flatgauge.measures.registry import RESCALINGS, measure
+from flatgauge.surface.surface import LossSurface
+from flatgauge.symmetry.paths.basis import surface_paths
 
 
 @measure(
@@ -14,9 +14,9 @@ from flatgauge.surface import LossSurface
     geometry="basis paths",
     functional="ratio",
     kind="capacity",
-    invariant_to={"layerwise", "nodewise", "rows", "permutation"},
+    invariant_to=RESCALINGS | {"permutation"},
     cost="no pass over the data",
-    given_up={("skeleton", "diagonal"): ("permutation",)},
+    not_with={("skeleton", "diagonal"): ("permutation",)},
 )
 def basis_path_ratio(surface: LossSurface, *, skeleton: str = "strongest") -> Estimate:
     r"""Ratio of the largest to the smallest path value; strongest skeleton by default.
@@ -24,8 +24,8 @@ def basis_path_ratio(surface: LossSurface, *, skeleton: str = "strongest") -> Es
     Definition:
         .. math:: \frac{\max_k |v_k|}{\min_k |v_k|}
 
-        over the basis paths whose value is not zero: a weight of zero is no edge. Theorem 5.1 of
-        the paper bounds the ε-sharpness in path space by a power of it.
+        over the basis paths whose value is not zero: a weight of zero is not an edge. Theorem 5.1
+        of the paper bounds the ε-sharpness in path space by a power of it.
 
     Invariance:
         layerwise, nodewise, rows, permutation. (Not permutation with ``skeleton="diagonal"``, or
@@ -52,11 +52,11 @@ def basis_path_ratio(surface: LossSurface, *, skeleton: str = "strongest") -> Es
     Example:
         With one hidden unit between one input and one output there is one path:
 
-        >>> from flatgauge.examples import two_weights
+        >>> from flatgauge.surface.examples import two_weights
         >>> basis_path_ratio(two_weights(2.0, 3.0)).value
         1.0
     """
-    paths = paths_of(surface, skeleton)
+    paths = surface_paths(surface, skeleton)
     sizes = paths.values.abs()
     alive = sizes[sizes > 0]
     if not len(alive):

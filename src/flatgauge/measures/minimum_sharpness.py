@@ -1,50 +1,48 @@
-"""The smallest trace of the Hessian among all ways to write a network (Ibayashi et al. 2021)."""
+"""The smallest trace of the Hessian among all ways to write a network (Ibayashi et al. 2021).
+
+In: a surface. Out: the infimum of the trace over all rescalings that keep the function. The second
+derivatives come from the sweep; where they are estimated, the random vectors are those of the
+balanced form of the network, rescaled (`orbit_sizes`), so that an estimate is as invariant as what
+it estimates. `symmetry.orbit_minimum` finds the infimum.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
-from torch import Generator
+from torch import Generator, Tensor
 
+from flatgauge.curvature.aggregate import estimation_notes
 from flatgauge.curvature.blocks import DEFAULT_PROBES, Block
-from flatgauge.curvature.summary import told
-from flatgauge.estimators import Estimate
-from flatgauge.geometry.orbit_blocks import orbit_blocks, orbit_sizes
-from flatgauge.measures.registry import measure
-from flatgauge.surface import LossSurface
-from flatgauge.symmetry.of_surface import gauge_of
-from flatgauge.symmetry.orbit import Infimum, smallest_trace
+from flatgauge.estimators.estimate import Estimate
+from flatgauge.estimators.linalg import to_float64
+from flatgauge.graph.export import UnsupportedGraphError
+from flatgauge.measures.registry import RESCALINGS, Family, Needs, declare, sweep_blocks
+from flatgauge.surface.surface import LossSurface
+from flatgauge.symmetry.balance import compute_balance
+from flatgauge.symmetry.find import surface_gauge
+from flatgauge.symmetry.orbit_minimum import Infimum, smallest_trace
 
-_COST = "one sweep (about classes + 2 gradients), shared; the model is read once for its gauge"
-_NEEDS = ("trace", "diagonal")
-
-#: A gap below this part of the value is not told from rounding.
+#: Gaps below this part of the value are rounding.
 _ROUNDING = 1e-12
 
-#: A gap above this part of the value is not what was asked for.
+#: Gaps above this part of the value mean that the solver has not converged.
 _MOST = 1e-10
 
+_NEEDS = Needs(frozenset({"trace", "diagonal"}))
 
-@measure(
-    symbol="min tr H (layers)",
+BY_LAYERS = Family(
     paper="Ibayashi et al. 2021",
+    reference="[ibayashi2021minimum]",
     geometry="the flattest way to scale layers",
     functional="trace",
-    invariant_to={"layerwise", "permutation", "output_shift"},
-    cost=_COST,
-    needs=_NEEDS,
-)
-def minimum_sharpness(
-    surface: LossSurface,
-    *,
-    all_columns: bool = False,
-    probes: int = DEFAULT_PROBES,
-    generator: Generator | None = None,
-) -> Estimate:
-    r"""Smallest trace of the Hessian among all ways to scale layers that keep the function.
-
+    invariant_to=frozenset({"layerwise", "permutation", "output_shift"}),
+    cost="one sweep (about classes + 2 gradients), shared; the model is read once for its gauge",
+    requires=_NEEDS,
+    docs=r"""
     Definition:
         .. math:: \inf_{c} \operatorname{tr} H(c \cdot \theta)
                   = \inf_{c} \sum_i c_i^{-2} \operatorname{tr} H_{ii}
@@ -52,66 +50,40 @@ def minimum_sharpness(
         over all positive factors :math:`c_i`, one per parameter tensor, that leave the network's
         function as it is. Without biases, a chain of L layers has
         :math:`L \, (\prod_l \operatorname{tr} H_{ll})^{1/L}`. The infimum need not be attained:
-        what can be driven to zero alone is left out, and told. A layer's value is its share.
-
+        what can be driven to zero alone is left out, and noted. A layer's value is its share.
     Invariance:
-        layerwise, permutation, output_shift. All ways to write the network by factors of layers
-        have the same infimum.
-
+        All ways to write the network by factors of layers have the same infimum.
     Cost:
         One sweep, exact for parameters in which the output is linear (with 64 or more outputs:
-        the heaviest columns and mixtures, unless ``all_columns``); the others take Hessian
-        products. The model's gauge is read once. The infimum is convex in the logarithms
+        the largest factors and random combinations, unless ``all_columns``); the others take
+        Hessian products. The model's gauge is read once. The infimum is convex in the logarithms
         of the factors: a few Newton steps.
-
-    Reference:
-        [ibayashi2021minimum]
-
-    Args:
-        surface: Where to measure.
-        all_columns: Whether to be exact also with 64 or more outputs.
-        probes: Hessian products for parameters that are not exact.
-        generator: Source of randomness, required where not everything is exact.
-
     Returns:
         The estimate with every layer's share. Its details hold the trace as it is, and what
         rescaling gains. The bound is left out where it is within rounding; ``details["gap"]``
         has it.
-
     Raises:
         UnsupportedGraphError: If the model cannot be read as a graph.
         ValueError: If a generator is needed and missing.
-
     Example:
         The loss ``(b relu(a))²`` has the trace ``2b² + 2a²``, smallest where both are ``2ab``:
 
-        >>> from flatgauge.examples import two_weights
-        >>> round(minimum_sharpness(two_weights(2.0, 3.0)).value, 9)
+        >>> from flatgauge.surface.examples import two_weights
+        >>> round(<name>(two_weights(2.0, 3.0)).value, 9)
         24.0
-        >>> round(minimum_sharpness(two_weights(20.0, 0.3)).value, 9)  # same function
+        >>> round(<name>(two_weights(20.0, 0.3)).value, 9)  # same function
         24.0
-    """
-    return _minimum(surface, True, all_columns, probes, generator)
-
-
-@measure(
-    symbol="min tr H (units)",
-    paper="after Ibayashi et al. 2021",
-    geometry="the flattest way to scale units",
-    functional="trace",
-    invariant_to={"layerwise", "nodewise", "rows", "permutation", "output_shift"},
-    cost=_COST,
-    needs=_NEEDS,
+    """,
 )
-def minimum_sharpness_nodewise(
-    surface: LossSurface,
-    *,
-    all_columns: bool = False,
-    probes: int = DEFAULT_PROBES,
-    generator: Generator | None = None,
-) -> Estimate:
-    r"""Smallest trace of the Hessian among all ways to scale units that keep the function.
 
+BY_UNITS = replace(
+    BY_LAYERS,
+    paper="after Ibayashi et al. 2021",
+    reference="[ibayashi2021minimum] for the measure by layers.",
+    geometry="the flattest way to scale units",
+    invariant_to=RESCALINGS | BY_LAYERS.invariant_to,
+    docs=BY_LAYERS.docs
+    + r"""
     Definition:
         .. math:: \inf_{c} \operatorname{tr} H(c \cdot \theta)
                   = \inf_{c} \sum_k c_k^{-2} \, \partial^2 L / \partial \theta_k^2
@@ -119,51 +91,31 @@ def minimum_sharpness_nodewise(
         over all positive factors :math:`c_k`, one per parameter, that leave the network's function
         as it is: its whole gauge group, one scale per hidden unit. Otherwise as
         ``minimum_sharpness``, which it never exceeds.
-
     Invariance:
-        layerwise, nodewise, rows, permutation, output_shift. All ways to write the network have
-        the same infimum.
-
-    Cost:
-        As for ``minimum_sharpness``.
-
-    Reference:
-        [ibayashi2021minimum] for the measure by layers.
-
-    Args:
-        surface: Where to measure.
-        all_columns: Whether to be exact also with 64 or more outputs.
-        probes: Hessian products for parameters that are not exact.
-        generator: Source of randomness, required where not everything is exact.
-
-    Returns:
-        The estimate, as that of ``minimum_sharpness``.
-
-    Raises:
-        UnsupportedGraphError: If the model cannot be read as a graph.
-        ValueError: If a generator is needed and missing.
-
-    Example:
-        >>> from flatgauge.examples import two_weights
-        >>> round(minimum_sharpness_nodewise(two_weights(2.0, 3.0)).value, 9)
-        24.0
-    """
-    return _minimum(surface, False, all_columns, probes, generator)
+        All ways to write the network have the same infimum.
+    """,
+)
 
 
-def _minimum(
+def smallest_hessian_trace(
     surface: LossSurface,
+    *,
     layerwise: bool,
-    all_columns: bool,
-    probes: int,
-    generator: Generator | None,
+    all_columns: bool = False,
+    probes: int = DEFAULT_PROBES,
+    generator: Generator | None = None,
 ) -> Estimate:
-    """The infimum over a group, with its errors."""
-    blocks = orbit_blocks(
-        surface, _NEEDS, all_columns=all_columns, probes=probes, generator=generator
+    """The infimum of the trace over a group of rescalings, with its errors."""
+    blocks = sweep_blocks(
+        surface,
+        _NEEDS,
+        probe_sizes=orbit_sizes,
+        all_columns=all_columns,
+        probes=probes,
+        generator=generator,
     )
     decay = surface.weight_decay  # Its penalty has the same second derivatives everywhere.
-    gauge = gauge_of(surface, layerwise=layerwise)
+    gauge = surface_gauge(surface, layerwise=layerwise)
     reasons = {name: block.reason for name, block in blocks.items() if not block.exact}
     drawn = [name for name in reasons if "diagonal" in blocks[name].stderr]
     sizes = (orbit_sizes(surface, drawn) if drawn else None) or {}
@@ -185,7 +137,7 @@ def _minimum(
         bound=found.gap if found.gap > _ROUNDING * abs(value) else None,
         exact=not reasons and not found.clipped,
         converged=found.gap <= _MOST * abs(value),
-        layers={name: shares[name] for name, block in blocks.items() if block.layer is not None},
+        layers={name: shares[name] for name in blocks.layers},
         details={
             "as it is": as_it_is,
             "gain": as_it_is / value if value else math.inf,
@@ -194,8 +146,45 @@ def _minimum(
             "imbalance": found.imbalance,
             "gap": found.gap,
         },
-        notes=(*told(reasons), *_told(found, gauge.dim)),
+        notes=(*estimation_notes(reasons), *_infimum_notes(found, gauge.dim)),
     )
+
+
+minimum_sharpness = declare(
+    smallest_hessian_trace,
+    BY_LAYERS,
+    name="minimum_sharpness",
+    symbol="min tr H (layers)",
+    summary="Smallest trace of the Hessian among all ways to scale layers that keep the function.",
+    layerwise=True,
+)
+
+minimum_sharpness_nodewise = declare(
+    smallest_hessian_trace,
+    BY_UNITS,
+    name="minimum_sharpness_nodewise",
+    symbol="min tr H (units)",
+    summary="Smallest trace of the Hessian among all ways to scale units that keep the function.",
+    layerwise=False,
+)
+
+
+def orbit_sizes(surface: LossSurface, names: Sequence[str]) -> dict[str, Tensor] | None:
+    """Sizes of random vectors that follow the weights; None where the model cannot be read."""
+    # One number per weight: the length of its tensor in the balanced form, over its factor there.
+    state = dict(surface.model.named_parameters())
+    try:
+        factors = compute_balance(surface_gauge(surface.origin), state).factors
+    except UnsupportedGraphError:
+        return None  # Nobody knows how else it could be written.
+    sizes, params = {}, surface.params
+    for name in names:
+        weight = to_float64(params[name])
+        factor = torch.ones_like(weight)
+        for part in factors.get(name, []):
+            factor = factor * part.to(factor)
+        sizes[name] = (float((weight * factor).norm()) or 1.0) / factor
+    return sizes
 
 
 def _stderr(blocks: Mapping[str, Block], found: Infimum) -> float:
@@ -217,8 +206,8 @@ def _stderr(blocks: Mapping[str, Block], found: Infimum) -> float:
     return math.sqrt(squares) + added
 
 
-def _told(found: Infimum, scales: int) -> list[str]:
-    """What is special about an infimum."""
+def _infimum_notes(found: Infimum, scales: int) -> list[str]:
+    """What must be noted of an infimum."""
     notes = []
     if found.running:
         notes.append(
@@ -227,7 +216,7 @@ def _told(found: Infimum, scales: int) -> list[str]:
         )
     if found.clipped - found.noisy:
         notes.append(
-            f"{found.clipped - found.noisy} sums of second derivatives that scale alike are "
+            f"{found.clipped - found.noisy} sums of second derivatives with one scale are "
             "negative and count as zero: rescaling would make them as negative as one likes"
         )
     if found.noisy:

@@ -3,200 +3,141 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import Generator
 
-from flatgauge.curvature.blocks import DEFAULT_PROBES, Block, Blocks, block_curvature
-from flatgauge.curvature.summary import LayerValue, combined, select, spread, told
-from flatgauge.curvature.surrogate import caveats, under_surrogate
-from flatgauge.estimators import Estimate
-from flatgauge.geometry.orbit_blocks import orbit_blocks
-from flatgauge.matrix_scaling import Scaling, smallest_sum
-from flatgauge.measures.registry import measure
-from flatgauge.surface import LossSurface
+from flatgauge.curvature.aggregate import LayerValue, standard_error
+from flatgauge.curvature.blocks import Block, Blocks
+from flatgauge.estimators.estimate import Estimate
+from flatgauge.estimators.matrix_scaling import Scaling, minimize_scaled_sum
+from flatgauge.measures.minimum_sharpness import orbit_sizes
+from flatgauge.measures.registry import RESCALINGS, Family, Needs, declare
 
 #: How many standard errors above zero a root is as good as straight.
 _STRAIGHT = 5.0
 
-_COST = "one sweep: about classes gradients, shared with all measures of the same loss"
+_COMMON = """
+Cost:
+    One sweep of the surrogate loss, exact for layers in which the output is linear. The others
+    take Hessian products.
+Raises:
+    ValueError: If the surrogate does not fit the data, every sample has constant logits, the
+        model has no layers, a pattern matches none, or a generator is needed and missing.
+"""
 
-
-@measure(
-    symbol="Σ √(‖W‖² tr H)",
+PER_MATRIX = Family(
     paper="Tsuzuku et al. 2019, eq. 13",
+    reference="[tsuzuku2019normalized]",
     geometry="one scale per layer",
     functional="trace of a block",
-    invariant_to={"layerwise", "permutation", "output_scale", "output_shift", "branches"},
-    cost=_COST,
-    needs=("trace", "estimates"),
-    given_up={("surrogate", None): {"output_scale"}, ("biases", True): {"output_shift"}},
+    invariant_to=frozenset(
+        {"layerwise", "permutation", "output_scale", "output_shift", "branches"}
+    ),
+    cost="one sweep: about classes gradients, shared with all measures of the same loss",
+    requires=Needs(frozenset({"trace"}), estimates=True),
+    not_with={
+        ("surrogate", None): frozenset({"output_scale"}),
+        ("biases", True): frozenset({"output_shift"}),
+    },
+    docs=_COMMON
+    + r"""
+Definition:
+    .. math:: \sum_l \sqrt{\|W_l\|_F^2 \, \max(\operatorname{tr} H_{ll}, 0)}
+
+    the smallest :math:`\sum_l \operatorname{tr} H_{ll} \sigma_l^2 + \|W_l\|_F^2 / \sigma_l^2`
+    over one noise level per layer, halved. The Hessian is that of the surrogate loss: by
+    default the cross-entropy of logits divided by their standard deviation over the classes.
+    With ``biases=True`` every bias that a layer adds has a term of its own,
+    :math:`\sqrt{\|b_l\|^2 \max(\operatorname{tr} H_{b_l b_l}, 0)}`, as the paper's footnote 1
+    has it. Normalization parameters contribute nothing.
+Invariance:
+    Multiplying a layer by c divides its trace by c². Under its own loss (``surrogate=None``) the
+    value changes with the scale of the outputs, and with ``biases=True`` with their shift.
+Args:
+    biases: Whether the biases of these layers have terms, too.
+Example:
+    One weight, :math:`L = (3w - 1)^2` at w = 2: :math:`\sqrt{4 \cdot 18}`
+
+    >>> from flatgauge.surface.examples import linear_regression
+    >>> round(<name>(linear_regression(2.0), surrogate=None).value, 4)
+    8.4853
+""",
 )
-def matrix_normalized_sharpness(
-    surface: LossSurface,
-    *,
-    surrogate: str | None = "normalized_cross_entropy",
-    layers: str | Sequence[str] | None = None,
-    biases: bool = False,
-    all_columns: bool = False,
-    probes: int = DEFAULT_PROBES,
-    generator: Generator | None = None,
-) -> Estimate:
-    r"""Sum over the layers of the root of squared norm times trace of the layer's block.
 
-    Definition:
-        .. math:: \sum_l \sqrt{\|W_l\|_F^2 \, \max(\operatorname{tr} H_{ll}, 0)}
-
-        the smallest :math:`\sum_l \operatorname{tr} H_{ll} \sigma_l^2 + \|W_l\|_F^2 / \sigma_l^2`
-        over one noise level per layer, halved. The Hessian is that of the surrogate loss: by
-        default the cross-entropy of logits divided by their standard deviation over the classes.
-        With ``biases=True`` every bias that a layer adds has a term of its own,
-        :math:`\sqrt{\|b_l\|^2 \max(\operatorname{tr} H_{b_l b_l}, 0)}`, as the paper's footnote 1
-        has it. Normalization parameters contribute nothing.
-
-    Invariance:
-        layerwise, permutation, output_scale, output_shift, branches. Multiplying a layer by c
-        divides its trace by c². Under its own loss (``surrogate=None``) a network does not stand
-        a scaled output, and with ``biases=True`` no shifted one.
-
-    Cost:
-        One sweep of the surrogate loss, exact for layers in which the output is linear. The
-        others take Hessian products.
-
-    Reference:
-        [tsuzuku2019normalized]
-
-    Args:
-        surface: Where to measure.
-        surrogate: ``"normalized_cross_entropy"``, or None for the surface's own loss.
-        layers: Glob patterns of the layers to take; None for all.
-        biases: Whether the biases of these layers have terms, too.
-        all_columns: Whether to be exact also with 64 or more outputs.
-        probes: Hessian products for layers that are not exact.
-        generator: Source of randomness, required where not everything is exact.
-
-    Returns:
-        The estimate with every layer's value.
-
-    Raises:
-        ValueError: If the surrogate does not fit the data, every sample has constant logits, the
-            model has no layers, a pattern matches none, or a generator is needed.
-
-    Example:
-        One weight, :math:`L = (3w - 1)^2` at w = 2: :math:`\sqrt{4 \cdot 18}`
-
-        >>> from flatgauge.examples import linear_regression
-        >>> round(matrix_normalized_sharpness(linear_regression(2.0), surrogate=None).value, 4)
-        8.4853
-    """
-    blocks = block_curvature(
-        under_surrogate(surface, surrogate),
-        ("trace",),
-        all_columns=all_columns,
-        probes=probes,
-        generator=generator,
-    )
-    names = select(blocks.layers, layers)
-    if biases:
-        names = _with_biases(blocks, names)
-    values = {name: _root(blocks[name]) for name in names}
-    below = [f"`{name}`" for name in names if float(blocks[name].values["trace"]) < 0]
-    notes = [f"the trace of {', '.join(below)} is negative and counts as zero"] if below else []
-    return combined(
-        values,
-        "sum",
-        notes=notes + _notes(blocks, names) + caveats(surface, surrogate),
-        options=_options(surrogate, layers) | ({"biases": True} if biases else {}),
-    )
-
-
-@measure(
-    symbol="Σ min Σ h σ²σ'² + W²/(σ²σ'²)",
+PER_UNIT = Family(
     paper="Tsuzuku et al. 2019, eq. 17 with λ = 1/2",
+    reference="[tsuzuku2019normalized]",
     geometry="one scale per row and one per column",
     functional="trace of a block",
-    invariant_to={
-        *("layerwise", "nodewise", "rows", "permutation"),
-        *("output_scale", "output_shift", "branches"),
-    },
-    cost=_COST + "; then milliseconds per layer",
-    needs=("diagonal",),
-    given_up={("surrogate", None): {"output_scale"}},
+    invariant_to=RESCALINGS | PER_MATRIX.invariant_to,
+    cost=f"{PER_MATRIX.cost}; then milliseconds per layer",
+    requires=Needs(frozenset({"diagonal"})),
+    probe_sizes=orbit_sizes,
+    not_with={("surrogate", None): frozenset({"output_scale"})},
+    docs=_COMMON
+    + r"""
+Definition:
+    .. math:: \sum_l \inf_{\sigma, \sigma'} \sum_{ij} h_{ij} (\sigma_i \sigma'_j)^2
+              + \frac{W_{ij}^2}{(\sigma_i \sigma'_j)^2}
+
+    with :math:`h_{ij} = \max(H_{ij,ij}, 0)` the diagonal of the layer's block of the Hessian of
+    the surrogate loss: by default the cross-entropy of logits divided by their standard
+    deviation over the classes. Rows are output units, columns input units; of convolutions,
+    channels, and both terms are summed over the kernel. Biases and normalization parameters
+    contribute nothing. Others code a variant :math:`\sqrt{\sum_i A_i B_i}` of the conference
+    version, whose value differs.
+Invariance:
+    Scales of rows and columns are scales of units. Under its own loss (``surrogate=None``) the
+    value changes with the scale of the outputs.
+Cost:
+    One sweep of the surrogate loss, exact for layers in which the output is linear. The
+    others take Hessian products, whose noise the clipping at zero turns into an excess:
+    the standard error allows for it. The minimum is found by Newton's method.
+Returns:
+    The estimate with every layer's value; its `bound` is the gap to a dual solution.
+Example:
+    One weight, :math:`L = (3w - 1)^2` at w = 2: :math:`2 \cdot 2 \cdot \sqrt{18}`
+
+    >>> from flatgauge.surface.examples import linear_regression
+    >>> round(<name>(linear_regression(2.0), surrogate=None).value, 4)
+    16.9706
+""",
 )
-def normalized_sharpness(
-    surface: LossSurface,
-    *,
-    surrogate: str | None = "normalized_cross_entropy",
-    layers: str | Sequence[str] | None = None,
-    all_columns: bool = False,
-    probes: int = DEFAULT_PROBES,
-    generator: Generator | None = None,
+
+
+def per_matrix(
+    blocks: Blocks, *, surrogate: str | None = "normalized_cross_entropy", biases: bool = False
 ) -> Estimate:
-    r"""Sum over the layers of the least curvature plus weight under row and column scales.
+    """The roots of squared norm times trace, summed over layers and, if asked for, their biases."""
+    names: dict[str, None] = {}  # Every layer, followed by the bias that it adds.
+    for name, block in blocks.layers.items():
+        names[name] = None
+        bias = None if block.layer is None else block.layer.bias
+        if biases and bias is not None and bias in blocks:  # It may be frozen.
+            names[bias] = None
+    values = {name: root_of_trace(blocks[name]) for name in names}
+    below = [f"`{name}`" for name in names if float(blocks[name].values["trace"]) < 0]
+    notes = [f"the trace of {', '.join(below)} is negative and counts as zero"] if below else []
+    options = {"surrogate": surrogate} | ({"biases": True} if biases else {})
+    return blocks.aggregate(values, "sum", notes=notes, options=options)
 
-    Definition:
-        .. math:: \sum_l \inf_{\sigma, \sigma'} \sum_{ij} h_{ij} (\sigma_i \sigma'_j)^2
-                  + \frac{W_{ij}^2}{(\sigma_i \sigma'_j)^2}
 
-        with :math:`h_{ij} = \max(H_{ij,ij}, 0)` the diagonal of the layer's block of the Hessian of
-        the surrogate loss: by default the cross-entropy of logits divided by their standard
-        deviation over the classes. Rows are output units, columns input units; of convolutions,
-        channels, and both terms are summed over the kernel. Biases and normalization parameters
-        contribute nothing. Others code a variant :math:`\sqrt{\sum_i A_i B_i}` of the conference
-        version, whose value differs.
-
-    Invariance:
-        layerwise, nodewise, rows, permutation, output_scale, output_shift, branches. Scales of
-        rows and columns are scales of units. Under its own loss (``surrogate=None``) a network
-        does not stand a scaled output.
-
-    Cost:
-        One sweep of the surrogate loss, exact for layers in which the output is linear. The
-        others take Hessian products, whose noise the clipping at zero turns into an excess:
-        the standard error allows for it. The minimum is found by Newton's method.
-
-    Reference:
-        [tsuzuku2019normalized]
-
-    Args:
-        surface: Where to measure.
-        surrogate: ``"normalized_cross_entropy"``, or None for the surface's own loss.
-        layers: Glob patterns of the layers to take; None for all.
-        all_columns: Whether to be exact also with 64 or more outputs.
-        probes: Hessian products for layers that are not exact.
-        generator: Source of randomness, required where not everything is exact.
-
-    Returns:
-        The estimate with every layer's value; its `bound` is the gap to a dual solution.
-
-    Raises:
-        ValueError: If the surrogate does not fit the data, every sample has constant logits, the
-            model has no layers, a pattern matches none, or a generator is needed.
-
-    Example:
-        One weight, :math:`L = (3w - 1)^2` at w = 2: :math:`2 \cdot 2 \cdot \sqrt{18}`
-
-        >>> from flatgauge.examples import linear_regression
-        >>> round(normalized_sharpness(linear_regression(2.0), surrogate=None).value, 4)
-        16.9706
-    """
-    blocks = orbit_blocks(
-        under_surrogate(surface, surrogate),
-        ("diagonal",),
-        all_columns=all_columns,
-        probes=probes,
-        generator=generator,
-    )
-    names = select(blocks.layers, layers)
+def per_unit(blocks: Blocks, *, surrogate: str | None = "normalized_cross_entropy") -> Estimate:
+    """The smallest sums of curvature and weight under scales of rows and columns."""
     values, errors = {}, []
-    for name in names:  # The scales of one layer at a time: they are as large as its weights.
-        scaling = scaled(blocks[name])
-        errors.append(_errors(blocks[name], scaling))
-        values[name] = _solved(blocks[name], scaling, sum(errors[-1]))
-    diagonals = [blocks[name].values["diagonal"] for name in names]
+    for name, block in blocks.layers.items():  # One at a time: scales are as large as weights.
+        scaling = best_scales(block)
+        errors.append(_errors(block, scaling))
+        values[name] = LayerValue(
+            scaling.value,
+            stderr=sum(errors[-1]),
+            bound=scaling.gap,
+            exact=block.exact,
+            converged=scaling.converged,
+        )
+    diagonals = [block.values["diagonal"] for block in blocks.layers.values()]
     negative = sum(float(h.clamp_max(0).abs().sum()) for h in diagonals)
     whole = sum(float(h.abs().sum()) for h in diagonals)
     total = math.fsum(item.value for item in values.values())
@@ -205,21 +146,38 @@ def normalized_sharpness(
         "relative gap": gap / total if total else 0.0,
         "negative curvature": negative / whole if whole else 0.0,
     }
-    notes = _notes(blocks, names) + caveats(surface, surrogate)
+    notes = []
     if negative:
         share = f"{negative / whole:.2g}"
         notes.append(f"second derivatives below zero count as zero: {share} of all by size")
     if any(math.isnan(item.stderr) for item in values.values()):
-        notes.append("how far mixtures of columns move the value is not known")
-    options = _options(surrogate, layers)
-    estimate = combined(values, "sum", notes=notes, options=options, details=details)
-    return replace(
-        estimate,
-        stderr=math.hypot(*(error for error, _ in errors)) + math.fsum(more for _, more in errors),
+        notes.append("how far random combinations of factors move the value is not known")
+    estimate = blocks.aggregate(
+        values, "sum", notes=notes, options={"surrogate": surrogate}, details=details
     )
+    # Standard errors add up in squares, and the excesses by clipping as they are.
+    noise, excess = math.hypot(*(e for e, _ in errors)), math.fsum(e for _, e in errors)
+    return replace(estimate, stderr=noise + excess)
 
 
-def scaled(block: Block) -> Scaling:
+matrix_normalized_sharpness = declare(
+    per_matrix,
+    PER_MATRIX,
+    name="matrix_normalized_sharpness",
+    symbol="Σ √(‖W‖² tr H)",
+    summary="Sum over the layers of the root of squared norm times trace of the layer's block.",
+)
+
+normalized_sharpness = declare(
+    per_unit,
+    PER_UNIT,
+    name="normalized_sharpness",
+    symbol="Σ min Σ h σ²σ'² + W²/(σ²σ'²)",
+    summary="Sum over the layers of the least curvature plus weight under row and column scales.",
+)
+
+
+def best_scales(block: Block) -> Scaling:
     """The best scales of a layer: curvature forward, squared weights backward.
 
     Args:
@@ -234,7 +192,7 @@ def scaled(block: Block) -> Scaling:
         diagonal = diagonal.where(diagonal > block.rounding, 0.0)
     curvature = block.layer.canonical(diagonal).sum(-1)
     squares = block.layer.canonical(block.weight.square()).sum(-1)
-    return smallest_sum(curvature.cpu().numpy(), squares.cpu().numpy())
+    return minimize_scaled_sum(curvature.cpu().numpy(), squares.cpu().numpy())
 
 
 def _errors(block: Block, scaling: Scaling) -> tuple[float, float]:
@@ -257,18 +215,7 @@ def _errors(block: Block, scaling: Scaling) -> tuple[float, float]:
     return float(np.sqrt(2 * np.sum((slopes * errors) ** 2))), float(np.sum(slopes * errors * gain))
 
 
-def _solved(block: Block, scaling: Scaling, stderr: float) -> LayerValue:
-    """A layer's smallest sum with its errors."""
-    return LayerValue(
-        scaling.value,
-        stderr=stderr,
-        bound=scaling.gap,
-        exact=block.exact,
-        converged=scaling.converged,
-    )
-
-
-def _root(block: Block) -> LayerValue:
+def root_of_trace(block: Block) -> LayerValue:
     """The root of squared norm times trace, with its errors."""
     size, trace, error = block.squared_norm, block.values["trace"], float(block.stderr["trace"])
     clipped = max(float(trace), 0.0)
@@ -288,37 +235,8 @@ def _root(block: Block) -> LayerValue:
     return LayerValue(
         value,
         stderr=math.sqrt(size) * doubt,
-        data_stderr=spread(samples),
+        data_stderr=standard_error(samples),
         samples=samples,
         draws=draws,
         exact=block.exact,
     )
-
-
-def _with_biases(blocks: Blocks, names: Sequence[str]) -> list[str]:
-    """Every layer, followed by the bias that it adds where that is trainable."""
-    layers = blocks.layers
-    found: dict[str, None] = {}
-    for name in names:
-        layer = layers[name].layer
-        assert layer is not None
-        found[name] = None
-        if layer.bias is not None and layer.bias in blocks:
-            found[layer.bias] = None
-    return list(found)
-
-
-def _notes(blocks: Blocks, names: Sequence[str]) -> list[str]:
-    """What was estimated, and what was left out."""
-    notes = told({name: blocks[name].reason for name in names if not blocks[name].exact})
-    if blocks.left_out:
-        count = blocks.left_out
-        notes.append(
-            f"{count} sample{'s' * (count > 1)} left out: constant logits have no normalized loss"
-        )
-    return notes
-
-
-def _options(surrogate: str | None, layers: str | Sequence[str] | None) -> dict[str, object]:
-    """The settings that the value depends on."""
-    return {"surrogate": surrogate} | ({} if layers is None else {"layers": layers})

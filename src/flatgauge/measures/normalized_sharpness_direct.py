@@ -1,25 +1,29 @@
-"""Normalized sharpness without a second-order approximation: the loss under noise itself."""
+"""Normalized sharpness without a second-order approximation: the loss under noise itself.
+
+In: a surface. Out: the least of rise plus penalty that a search over scales of noise has found. The
+search starts at the scales that are best to second order, tries common factors, and then descends
+by Adam in stages, each as long as all before it. Scales are compared on the same noise, and the
+value is taken on noise that nothing was chosen by.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor
 
-from flatgauge.curvature.blocks import DEFAULT_PROBES, Blocks, block_curvature
-from flatgauge.curvature.summary import select
-from flatgauge.curvature.surrogate import caveats, samples_without_loss, under_surrogate
-from flatgauge.estimators import Estimate
-from flatgauge.estimators.probes import branches, required
-from flatgauge.functionals.functional import check_pairs
-from flatgauge.layers import Layer
-from flatgauge.measures.normalized_sharpness import scaled
-from flatgauge.measures.registry import measure
-from flatgauge.surface import LossSurface
+from flatgauge.curvature.blocks import DEFAULT_PROBES, Block, block_curvature
+from flatgauge.curvature.surrogate import samples_without_loss, surrogate_notes, with_surrogate
+from flatgauge.estimators.estimate import Estimate
+from flatgauge.estimators.random import child_generator, require_generator, root_seed
+from flatgauge.geometry.functionals import check_pairs
+from flatgauge.measures.normalized_sharpness import best_scales
+from flatgauge.measures.registry import RESCALINGS, measure
+from flatgauge.surface.surface import LossSurface
 
 #: How far one step may move the logarithm of a scale, at the beginning of a stage.
 _RATE = 0.1
@@ -33,14 +37,14 @@ _FACTORS, _FACTOR_PAIRS = range(-6, 3), 4
 #: Most pairs that decide whether pure noise is better than what was found.
 _FEW_PAIRS = 16
 
-#: How much smaller than the noise the squared weights are where noise is all there is.
-_DROWNED = 2.0**-10
+#: How much smaller than the noise the squared weights are in pure noise.
+_PURE = 2.0**-10
 
 #: From this part of what pure noise gives on, a value says little about the weights.
 _NEAR = 0.8
 
-#: Changes of the logarithms of scales, by layer: of rows, and of columns.
-Changes = dict[str, tuple[Tensor, Tensor]]
+#: Changes of the logarithms of variances, by layer: of rows, and of columns.
+LogScales = dict[str, tuple[Tensor, Tensor]]
 
 
 @measure(
@@ -49,11 +53,9 @@ Changes = dict[str, tuple[Tensor, Tensor]]
     geometry="one scale per row and one per column",
     functional="expectation",
     kind="expectation",
-    invariant_to={
-        *("layerwise", "nodewise", "rows", "permutation", "output_scale", "output_shift"),
-    },
+    invariant_to=RESCALINGS | {"permutation", "output_scale", "output_shift"},
     cost="one sweep, 100 gradients and more (2 × steps at most), 6 × pairs + 80 forward passes",
-    given_up={("surrogate", None): {"output_scale"}},
+    not_with={("surrogate", None): {"output_scale"}},
 )
 def normalized_sharpness_direct(
     surface: LossSurface,
@@ -100,13 +102,13 @@ def normalized_sharpness_direct(
 
     Args:
         surface: Where to measure.
-        lam: λ, what a rise of the loss weighs beside the weights. Take it so large that
+        lam: λ, the weight of a rise of the loss relative to the penalty. Take it so large that
             ``details["second order"]`` is well below ``details["pure noise"]``, and the same for
             all networks that are compared.
         surrogate: ``"normalized_cross_entropy"``, or None for the surface's own loss.
         layers: Glob patterns of the layers to shake; None for all.
         steps: Most steps of the search for better scales than the best to second order; 0 for
-            none, and then nothing is minimised.
+            none, and then nothing is minimized.
         tolerance: The search has converged when a stage, which is as long as all before it
             together, lowers the value by less than this part of it, or by less than the error
             with which that is seen on the same noise.
@@ -126,8 +128,9 @@ def normalized_sharpness_direct(
     Example:
         The loss is quadratic, so that second order is all there is:
 
-        >>> from flatgauge.examples import linear_regression
-        >>> generator = Generator().manual_seed(0)
+        >>> import torch
+        >>> from flatgauge.surface.examples import linear_regression
+        >>> generator = torch.Generator().manual_seed(0)
         >>> found = normalized_sharpness_direct(
         ...     linear_regression(2.0), surrogate=None, generator=generator
         ... )
@@ -141,27 +144,27 @@ def normalized_sharpness_direct(
     if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
         raise ValueError(f"`steps={steps!r}` must be a whole number of at least 0.")
     check_pairs(pairs)
-    source = required(
+    source = require_generator(
         generator,
         caller="normalized_sharpness_direct(surface)",
         otherwise="call `fg.measure(surface, seed=0)`",
     )
-    # A copy: whether the sweep still had to draw must not change the noise.
-    start, noise = source.clone_state(), branches(source)
-    under = under_surrogate(surface, surrogate)
-    blocks = block_curvature(under, ("diagonal",), probes=probes, generator=start)
-    shaken, second_order = _start(under, blocks, select(blocks.layers, layers), lam)
-    found = _minimise(shaken, steps, tolerance, pairs, noise)
-    drowned = shaken.drowned()
+    start = source.clone_state()  # Whether the sweep draws must not change the noise.
+    noise = partial(child_generator, root_seed(source), device=source.device)
+    under = with_surrogate(surface, surrogate)
+    blocks = block_curvature(under, ("diagonal",), probes=probes, generator=start).select(layers)
+    noisy = NoisyLayers(under, blocks.layers, lam)
+    found = _minimize(noisy, steps, tolerance, pairs, noise)
+    pure = noisy.pure_noise()
     few = min(pairs, _FEW_PAIRS)
-    with_noise, best = shaken.values([drowned, found.changes], few, noise("noise"))
-    degenerate = bool(with_noise.mean() < best.mean())
-    changes = drowned if degenerate else found.changes
-    (draws,) = shaken.values([changes], pairs, noise("value"))
+    of_pure, of_found = noisy.values([pure, found.scales], few, noise("noise"))
+    degenerate = bool(of_pure.mean() < of_found.mean())
+    scales = pure if degenerate else found.scales
+    (draws,) = noisy.values([scales], pairs, noise("value"))
     details = {
-        "second order": second_order,
-        "penalty": shaken.penalty(changes),
-        "pure noise": float(with_noise.mean()) - shaken.penalty(drowned),
+        "second order": noisy.second_order,
+        "penalty": noisy.penalty(scales),
+        "pure noise": float(of_pure.mean()) - noisy.penalty(pure),
         "steps": float(found.steps),
     } | ({"last gain": found.gain} if found.steps else {})
     options: dict[str, object] = {"lam": lam, "surrogate": surrogate, "steps": steps}
@@ -171,18 +174,23 @@ def normalized_sharpness_direct(
         note = "the loss overflows under the noise; take a larger `lam`"
         return Estimate(math.inf, converged=False, details=details, options=options, notes=(note,))
     value, stderr = float(draws.mean()), float(draws.std()) / math.sqrt(pairs)
-    notes = caveats(surface, surrogate)
+    notes = surrogate_notes(surface, surrogate)
     if degenerate or value > _NEAR * details["pure noise"]:
         notes.append(
-            "`lam` is too small: noise that drowns the weights costs no penalty and gives "
+            "`lam` is too small: pure noise costs no penalty and gives "
             f"{details['pure noise']:.3g}, so that the minimum lies at or near infinite noise and "
             "says nothing about flatness; take a larger one"
         )
-    if not degenerate:
-        notes += _remarks(found)
+    if not degenerate and not found.steps:
+        notes.append("not minimized (`steps=0`): the value at the best scales to second order")
+    elif not degenerate and not found.converged:
+        notes.append(
+            f"not minimized: the last stage of the search still lowered the value by "
+            f"{found.gain:.2g}, or was shorter than {_STAGE} steps; raise `steps`"
+        )
     if value - details["penalty"] < -2 * stderr:
         notes.append(
-            "the loss falls under the noise: the point is no minimum, and the search ended there"
+            "the loss falls under the noise: the point is not a minimum, and the search ended there"
         )
     return Estimate(
         value,
@@ -194,159 +202,99 @@ def normalized_sharpness_direct(
     )
 
 
-@dataclass(frozen=True)
-class _Found:
-    """The best scales that a search came to.
+class _Search(NamedTuple):
+    """The best scales of a search, and how it ended."""
 
-    Attributes:
-        changes: Of the scales.
-        gain: By how much the last stage lowered the value; 0 if it did not.
-        converged: Whether that was less than the tolerance.
-        steps: How many were taken.
-    """
-
-    changes: Changes
-    gain: float
+    scales: LogScales
+    gain: float  # by which the last stage lowered the value; 0 if it did not
     converged: bool
     steps: int
 
 
-def _minimise(
-    shaken: _Shaken,
+def _minimize(
+    noisy: NoisyLayers,
     steps: int,
     tolerance: float,
     pairs: int,
     noise: Callable[[str], Generator],
-) -> _Found:
-    """Search in stages, each as long as all before it, until one gains next to nothing.
-
-    Where noise lowers the loss, the point is no minimum, and the search would go on to train the
-    network by noise: it ends there.
-
-    Args:
-        shaken: What is under noise.
-        steps: The most to take.
-        tolerance: What part of the value is next to nothing.
-        pairs: Of noise, to compare scales by.
-        noise: Gives a source of randomness for a purpose.
-
-    Returns:
-        The best scales found.
-    """
-    best, gain, converged = shaken.unchanged(), 0.0, False
+) -> _Search:
+    """Search in stages, each as long as all before it, until one gains next to nothing."""
     if not steps:
-        return _Found(best, gain, converged, 0)
-    scaled = [shaken.multiplied(4.0**power) for power in _FACTORS]
-    tried = shaken.values(scaled, _FACTOR_PAIRS, noise("factor"))
-    means = [float(draws.mean()) for draws in tried]
-    best = scaled[min(range(len(means)), key=lambda place: _ordered(means[place]))]
+        return _Search(noisy.start_scales(), 0.0, False, 0)
+    tried = [noisy.multiply(4.0**power) for power in _FACTORS]
+    means = [float(v.mean()) for v in noisy.values(tried, _FACTOR_PAIRS, noise("factor"))]
+    ranked = [math.inf if math.isnan(mean) else mean for mean in means]
+    best, gain, converged = tried[ranked.index(min(ranked))], 0.0, False
     search, choice = noise("search"), noise("choice")
     taken, length, falls = 0, _STAGE, False
     while taken < steps and not converged and not falls:
         length = min(length, steps - taken)
-        moved = shaken.searched(best, length, search)
-        first, last = shaken.values([best, moved], pairs, choice)
+        moved = noisy.descend(best, length, search)
+        first, last = noisy.values([best, moved], pairs, choice)
         taken += length
         differences = first - last
         gain = max(float(differences.mean()), 0.0) if last.isfinite().all() else 0.0
         if gain > 0:
             best, first = moved, last
-        penalty = shaken.penalty(best)
+        penalty = noisy.penalty(best)
         rise, error = float(first.mean()) - penalty, float(first.std()) / math.sqrt(pairs)
+        # Where noise lowers the loss, the search would go on to train the network by noise.
         falls = rise < -2 * error
-        seen = float(differences.std()) / math.sqrt(pairs)
+        smallest = float(differences.std()) / math.sqrt(pairs)
         # A stage that is shorter than the first could not have gone far.
-        converged = length >= _STAGE and gain <= max(tolerance * (abs(rise) + penalty), seen)
+        converged = length >= _STAGE and gain <= max(tolerance * (abs(rise) + penalty), smallest)
         length = taken
-    return _Found(best, gain, converged, taken)
+    return _Search(best, gain, converged, taken)
 
 
-def _ordered(number: float) -> float:
-    """A number that sorts last if it is none."""
-    return math.inf if math.isnan(number) else number
+class NoisyLayers:
+    """A surface under noise on its layers, whose variances are products of rows and columns."""
 
+    def __init__(self, surface: LossSurface, blocks: Mapping[str, Block], lam: float) -> None:
+        self.surface, self.lam = surface, lam
+        self.layers = {name: block.layer for name, block in blocks.items() if block.layer}
+        self._variances, self._squares, self.second_order = {}, {}, 0.0
+        for name, layer in self.layers.items():
+            scaling = best_scales(blocks[name])
+            # E L − L is half of Σ h s, and so the sum is ½ Σ h s + (W² / λ) / s.
+            self._variances[name] = torch.from_numpy(scaling.products) / math.sqrt(lam)
+            self._squares[name] = layer.canonical(blocks[name].weight.square()).sum(-1).cpu()
+            self.second_order += scaling.value / (2 * math.sqrt(lam))
 
-def _remarks(found: _Found) -> list[str]:
-    """Why the search has not come to a minimum, if it has not."""
-    if not found.steps:
-        return ["not minimised (`steps=0`): the value at the best scales to second order"]
-    if not found.converged:
-        return [
-            f"not minimised: the last stage of the search still lowered the value by "
-            f"{found.gain:.2g}, or was shorter than {_STAGE} steps; raise `steps`"
-        ]
-    return []
-
-
-def _start(
-    surface: LossSurface, blocks: Blocks, names: Sequence[str], lam: float
-) -> tuple[_Shaken, float]:
-    """The best scales to second order, and the value there."""
-    variances, squares, layers, value = {}, {}, {}, 0.0
-    for name in names:
-        block = blocks[name]
-        assert block.layer is not None
-        scaling = scaled(block)
-        # E L − L is half of Σ h s, and so the sum is ½ Σ h s + (W² / λ) / s.
-        variances[name] = torch.from_numpy(scaling.products) / math.sqrt(lam)
-        squares[name] = block.layer.canonical(block.weight.square()).sum(-1).cpu()
-        layers[name] = block.layer
-        value += scaling.value / (2 * math.sqrt(lam))
-    return _Shaken(surface, variances, squares, layers, lam), value
-
-
-@dataclass(frozen=True)
-class _Shaken:
-    """A surface under noise on its layers.
-
-    Attributes:
-        surface: The surface.
-        variances: Of the noise, by layer (groups, out, in), before any change.
-        squares: Of the weights, summed over the kernel.
-        layers: How each is contracted.
-        lam: λ.
-    """
-
-    surface: LossSurface
-    variances: Mapping[str, Tensor]
-    squares: Mapping[str, Tensor]
-    layers: Mapping[str, Layer]
-    lam: float
-
-    def unchanged(self) -> Changes:
-        """No change."""
+    def start_scales(self) -> LogScales:
+        """The best scales to second order."""
         return {
             name: (torch.zeros_like(v[:, :, :1]), torch.zeros_like(v[:, :1, :]))
-            for name, v in self.variances.items()
+            for name, v in self._variances.items()
         }
 
-    def multiplied(self, factor: float) -> Changes:
+    def multiply(self, factor: float) -> LogScales:
         """All variances times one factor."""
         return {
             name: (rows + math.log(factor), columns)
-            for name, (rows, columns) in self.unchanged().items()
+            for name, (rows, columns) in self.start_scales().items()
         }
 
-    def drowned(self) -> Changes:
-        """So much noise that weights are nothing beside it, layer by layer."""
-        changes = self.unchanged()
-        for name, term in self._terms(changes).items():
+    def pure_noise(self) -> LogScales:
+        """So much noise that the weights are nothing relative to it, layer by layer."""
+        scales = self.start_scales()
+        for name, term in self._penalties(scales).items():
             entries = int((term > 0).sum())
             if entries:
                 # On average over the entries, W² / σ² is 2 λ times the penalty.
                 ratio = 2 * self.lam * float(term.sum()) / entries
-                changes[name][0].add_(math.log(ratio / _DROWNED))
-        return changes
+                scales[name][0].add_(math.log(ratio / _PURE))
+        return scales
 
-    def penalty(self, changes: Changes) -> float:
+    def penalty(self, scales: LogScales) -> float:
         """The weights over the noise."""
-        return float(sum(term.sum() for term in self._terms(changes).values()))
+        return float(sum(term.sum() for term in self._penalties(scales).values()))
 
-    def values(self, candidates: list[Changes], pairs: int, generator: Generator) -> list[Tensor]:
-        """What is to be small, by every pair of the same noise for all candidates."""
+    def values(self, candidates: list[LogScales], pairs: int, generator: Generator) -> list[Tensor]:
+        """Rise plus penalty by every pair (pairs,), on the same noise for all candidates."""
         origin, point = self.surface.value(), self.surface.point
         draws: list[list[float]] = [[] for _ in candidates]
-        deviations = [self._deviations(changes) for changes in candidates]
+        deviations = [self._deviations(scales) for scales in candidates]
         for _ in range(pairs):
             noise = self._noise(generator)
             for found, deviation in zip(draws, deviations, strict=True):
@@ -354,69 +302,62 @@ class _Shaken:
                 ends = [self.surface.value(point + sign * shift) for sign in (1, -1)]
                 found.append(self._share * (sum(ends) / 2 - origin))
         return [
-            torch.tensor(found, dtype=torch.float64) + self.penalty(changes)
-            for found, changes in zip(draws, candidates, strict=True)
+            torch.tensor(found, dtype=torch.float64) + self.penalty(scales)
+            for found, scales in zip(draws, candidates, strict=True)
         ]
 
-    def searched(self, start: Changes, steps: int, generator: Generator) -> Changes:
-        """Go down the slope of the expectation; the mean of the later half of the way."""
-        changes = {name: (rows.clone(), columns.clone()) for name, (rows, columns) in start.items()}
+    def descend(self, start: LogScales, steps: int, generator: Generator) -> LogScales:
+        """Follow the slope of the expectation; return the mean of the later half of the way."""
+        scales = {name: (rows.clone(), columns.clone()) for name, (rows, columns) in start.items()}
         point = self.surface.point
-        flat = [part for parts in changes.values() for part in parts]
+        flat = [part for parts in scales.values() for part in parts]
         mean = [torch.zeros_like(part) for part in flat]
-        descent = torch.optim.Adam(flat, lr=_RATE, eps=1e-30)
-        kept = 0
+        adam = torch.optim.Adam(flat, lr=_RATE, eps=1e-30)
+        counted = 0
         for step in range(steps):
-            deviations, noise = self._deviations(changes), self._noise(generator)
+            deviations, noise = self._deviations(scales), self._noise(generator)
             shift = self._shift(deviations, noise)
             slopes = [self.surface.gradient(point + sign * shift) for sign in (1, -1)]
             if not all(torch.isfinite(slope).all() for slope in slopes):
                 break
             parts = self.surface.split(self._share * (slopes[0] - slopes[1]) / 2)
-            penalties = self._terms(changes)
-            for name, (rows, columns) in changes.items():
-                felt = parts[name].cpu().double() * deviations[name] * noise[name] / 2
-                slope = self.layers[name].canonical(felt).sum(-1) - penalties[name]
+            penalties = self._penalties(scales)
+            for name, (rows, columns) in scales.items():
+                along = parts[name].cpu().double() * deviations[name] * noise[name] / 2
+                slope = self.layers[name].canonical(along).sum(-1) - penalties[name]
                 rows.grad, columns.grad = slope.sum(2, keepdim=True), slope.sum(1, keepdim=True)
-            descent.param_groups[0]["lr"] = _RATE * (1 - step / steps)
-            descent.step()
+            adam.param_groups[0]["lr"] = _RATE * (1 - step / steps)
+            adam.step()
             if 2 * step >= steps - 1:
-                kept += 1
+                counted += 1
                 for total, part in zip(mean, flat, strict=True):
-                    total += (part - total) / kept
-        if not kept:
+                    total += (part - total) / counted
+        if not counted:
             return start
         halves = iter(mean)
-        return {name: (next(halves), next(halves)) for name in changes}
+        return {name: (next(halves), next(halves)) for name in scales}
 
-    def _variances(self, changes: Changes) -> dict[str, Tensor]:
-        return {
-            name: v * (changes[name][0] + changes[name][1]).exp()
-            for name, v in self.variances.items()
-        }
+    def _variance(self, name: str, scales: LogScales) -> Tensor:
+        rows, columns = scales[name]
+        return self._variances[name] * (rows + columns).exp()
 
-    def _terms(self, changes: Changes) -> dict[str, Tensor]:
-        """The weights over the noise, entry by entry; none where there is no noise."""
-        variances = self._variances(changes)
-        return {
-            name: (squares / (2 * self.lam * variances[name])).where(variances[name] > 0, 0.0)
-            for name, squares in self.squares.items()
-        }
+    def _penalties(self, scales: LogScales) -> dict[str, Tensor]:
+        """The weights over the noise, entry by entry; zero where there is no noise."""
+        found = {}
+        for name, squares in self._squares.items():
+            variance = self._variance(name, scales)
+            found[name] = (squares / (2 * self.lam * variance)).where(variance > 0, 0.0)
+        return found
 
-    def _deviations(self, changes: Changes) -> dict[str, Tensor]:
+    def _deviations(self, scales: LogScales) -> dict[str, Tensor]:
         """The standard deviation of every weight's noise, of the weights' shape."""
-        return {
-            name: layer.original(
-                variances.sqrt()[..., None].expand(self._kernel(name))
-            ).contiguous()
-            for (name, variances), layer in zip(
-                self._variances(changes).items(), self.layers.values(), strict=True
-            )
-        }
-
-    def _kernel(self, name: str) -> tuple[int, ...]:
-        taps = math.prod(self.layers[name].shape) // self.variances[name].numel()
-        return (*self.variances[name].shape, taps)
+        found = {}
+        for name, layer in self.layers.items():
+            deviation = self._variance(name, scales).sqrt()
+            kernel = math.prod(layer.shape) // deviation.numel()
+            spread = deviation[..., None].expand(*deviation.shape, kernel)
+            found[name] = layer.original(spread).contiguous()
+        return found
 
     def _noise(self, generator: Generator) -> dict[str, Tensor]:
         return {
@@ -436,5 +377,5 @@ class _Shaken:
     @cached_property
     def _share(self) -> float:
         """What makes a mean over all samples that count one over those that have a loss."""
-        count = self.surface.objective.count
+        count = self.surface.risk.count
         return count / (count - samples_without_loss(self.surface))

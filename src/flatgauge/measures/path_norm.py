@@ -7,15 +7,14 @@ import sys
 
 from torch import fx
 
-from flatgauge.estimators import Estimate
-from flatgauge.exports import graph_of
-from flatgauge.graph import ModelGraph, in_precision
-from flatgauge.isolation import isolated
-from flatgauge.loss import prediction
-from flatgauge.measures.registry import measure
-from flatgauge.objective import SHARDED
-from flatgauge.path_sums import path_sum
-from flatgauge.surface import LossSurface
+from flatgauge.estimators.estimate import Estimate
+from flatgauge.graph.export import ModelGraph, in_precision
+from flatgauge.measures.registry import RESCALINGS, measure
+from flatgauge.runtime.isolation import isolate
+from flatgauge.surface.arguments import SHARDED
+from flatgauge.surface.losses import prediction
+from flatgauge.surface.surface import LossSurface
+from flatgauge.symmetry.paths.path_sums import path_sum
 
 
 @measure(
@@ -24,7 +23,7 @@ from flatgauge.surface import LossSurface
     geometry="none: it reads weights, not the loss",
     functional="norm of the paths",
     kind="capacity",
-    invariant_to={"layerwise", "nodewise", "rows", "permutation", "branches"},
+    invariant_to=RESCALINGS | {"permutation", "branches"},
     cost="one forward pass of one sample",
 )
 def path_norm(surface: LossSurface, *, order: float = 1.0) -> Estimate:
@@ -67,22 +66,24 @@ def path_norm(surface: LossSurface, *, order: float = 1.0) -> Estimate:
     Example:
         One path, of weights 2 and -3:
 
-        >>> from flatgauge.examples import two_weights
+        >>> from flatgauge.surface.examples import two_weights
         >>> path_norm(two_weights(2.0, -3.0)).value
         6.0
     """
     if not (math.isfinite(order) and order >= 1):
-        raise ValueError(f"`order={order!r}` is no order of a norm; use a number of at least 1.")
-    graph, samples = surface.recall("path_norm", lambda: _graph(surface), lasting=True)
-    with isolated(surface.model, surface.device):
-        total = path_sum(graph, surface.subject.state, order) / samples
+        raise ValueError(
+            f"`order={order!r}` is not an order of a norm; use a number of at least 1."
+        )
+    graph, samples = surface.cache.get(("path_norm",), lambda: _graph(surface), static=True)
+    with isolate(surface.model, surface.device):
+        total = path_sum(graph, surface.functional_model.state, order) / samples
     if not math.isfinite(total):
         raise ValueError(
             "the sum over the paths of this network is larger than any number in double precision "
-            "(1.8e308); `path_norm` cannot tell networks of this depth and width apart."
+            "(1.8e308); `path_norm` cannot distinguish networks of this depth and width."
         )
     tiny = order > 1 and total < sys.float_info.min
-    if tiny and path_sum(graph, surface.subject.state, 1.0) > 0:
+    if tiny and path_sum(graph, surface.functional_model.state, 1.0) > 0:
         raise ValueError(
             f"`order={order!r}` makes the sum over the paths smaller than any number in double "
             "precision; take a smaller order."
@@ -93,13 +94,13 @@ def path_norm(surface: LossSurface, *, order: float = 1.0) -> Estimate:
 
 def _graph(surface: LossSurface) -> tuple[ModelGraph, int]:
     """The graph for one sample, or for as many as cannot be taken apart, and how many these are."""
-    subject, own = surface.subject, surface.objective.loss.own
+    subject, own = surface.functional_model, surface.risk.loss.own
     if subject.sharded:
         raise ValueError(SHARDED)
-    batch = surface.objective.example(1)
+    batch = surface.risk.example(1)
     arguments, keywords = subject.arguments(batch, with_labels=own)
     model = in_precision(subject.model, subject.dtype)
-    with isolated(model, subject.device):
-        graph = graph_of(model, arguments, keywords, 0, prediction)
+    with isolate(model, subject.device):
+        graph = surface.graphs.export(model, arguments, keywords, 0, prediction)
     assert all(isinstance(output, fx.Node) for output in graph.outputs)
     return graph, batch.samples

@@ -1,4 +1,10 @@
-"""Measures declare what they are; everything that lists or checks measures reads it here."""
+"""Measures declare what they are; everything that lists or checks measures reads it here.
+
+In: functions, each with what it claims. Out: `registry`, all measures by name, and the public
+functions themselves. There are three ways to declare one: `@measure(...)` before a function of a
+surface, `declare(...)` for a function of swept blocks (or of a surface) that makes several measures
+of one family, and `grid_row(...)` in `measures.grid` for cells of the grid.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +12,17 @@ import functools
 import inspect
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
-from flatgauge.estimators import Estimate
-from flatgauge.geometry.balanced import balanced_twin
-from flatgauge.surface import LossSurface
+from torch import Generator
+
+from flatgauge.curvature.blocks import DEFAULT_PROBES, Blocks, ProbeSizes, block_curvature
+from flatgauge.curvature.surrogate import surrogate_notes, with_surrogate
+from flatgauge.estimators.estimate import Estimate
+from flatgauge.measures.docstrings import OF_BLOCKS, assemble
+from flatgauge.surface.surface import LossSurface
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,6 +43,9 @@ GROUPS = {
     "branches": "weight moved between parallel identical branches",
 }
 
+#: The groups that scale units; who is invariant to them does not see how a network is scaled.
+RESCALINGS = frozenset({"layerwise", "nodewise", "rows"})
+
 #: What a measure is: second derivatives of the loss, its largest or mean rise nearby, or a size of
 #: the network that no change of the loss enters. The last is not flatness and has no vote on it.
 KINDS = ("curvature", "worst case", "expectation", "capacity")
@@ -41,73 +54,120 @@ KINDS = ("curvature", "worst case", "expectation", "capacity")
 BALANCED = "balanced:"
 
 #: The kinds of options that are checked, by how they are declared, and what they are called.
-_KINDS: dict[str, tuple[Any, str]] = {
+_TYPES: dict[str, tuple[Any, str]] = {
     "bool": (bool, "true or false"),
     "int": (int, "a whole number"),
     "float": ((int, float), "a number"),
     "str": (str, "a text"),
 }
 
-#: The parts of the sweep that are of units: what enters them, and what leaves them.
-_SIDES = ("incoming", "outgoing")
 
-#: What balancing makes every measure invariant to, and what it leaves as it is.
-_FIXED, _KEPT = {"layerwise", "nodewise", "rows"}, {"permutation", "output_shift"}
+#: The option that all measures of blocks have, and the sweep does not.
+_LAYERS = inspect.Parameter(
+    "layers",
+    inspect.Parameter.KEYWORD_ONLY,
+    default=None,
+    annotation="str | Sequence[str] | None",
+)
 
 
 @dataclass(frozen=True)
-class Measure:
-    """What a measure declares about itself.
+class Needs:
+    """What a measure can share with others of the same loss, so that it is computed once.
+
+    Attributes:
+        parts: Parts of the exact sweep; see `curvature.blocks.PARTS`.
+        estimates: Whether the parts that cannot be swept are to be estimated.
+        eigenvalues: Whether the sweep is to keep what the blocks' eigenvalues are computed from.
+        products: Whether it shares Hessian products: the top eigenvector.
+    """
+
+    parts: frozenset[str] = frozenset()
+    estimates: bool = False
+    eigenvalues: bool = False
+    products: bool = False
+
+    def __or__(self, other: Needs) -> Needs:
+        return Needs(
+            self.parts | other.parts,
+            self.estimates or other.estimates,
+            self.eigenvalues or other.eigenvalues,
+            self.products or other.products,
+        )
+
+    def __bool__(self) -> bool:
+        return self != Needs()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """What measures of one family declare together.
+
+    Attributes:
+        paper: Where they come from.
+        reference: The keys of papers in the bibliography.
+        geometry: How distance is measured around the point.
+        functional: What is asked of the loss in that geometry.
+        invariant_to: The groups of rewritings that leave them unchanged; see `GROUPS`.
+        cost: In passes over the data.
+        requires: What can be shared with other measures, if need be as a function of the options.
+        probe_sizes: How large the random vectors are that estimate what cannot be swept, where the
+            estimates of other measures will not do.
+        not_with: By option and value, the claims that do not hold with it.
+        kind: What they are, one of `KINDS`.
+        model_defaults: For options whose default follows the model, what it is for a surface and
+            the other options; None where it does not. A comparison uses the smallest for all.
+        docs: Sections of their docstrings.
+    """
+
+    invariant_to: frozenset[str]
+    paper: str = ""
+    reference: str = ""
+    geometry: str = ""
+    functional: str = ""
+    cost: str = ""
+    requires: Needs | Callable[[Mapping[str, Any]], Needs] = Needs()
+    probe_sizes: ProbeSizes | None = None
+    not_with: Mapping[tuple[str, Any], frozenset[str]] = field(default_factory=dict)
+    kind: str = "curvature"
+    model_defaults: Mapping[str, ModelDefault] = field(default_factory=dict)
+    docs: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measure(Family):
+    """What one measure declares about itself.
 
     Attributes:
         name: Its name, and that of its function in `flatgauge.measures`.
         symbol: How papers write it.
-        paper: Where it comes from.
         definition: One sentence.
-        geometry: How distance is measured around the point.
-        functional: What is asked of the loss in that geometry.
-        invariant_to: The groups of rewritings that leave it unchanged; see `GROUPS`.
-        cost: In passes over the data.
-        needs: What it shares with other measures: parts of the sweep ("trace", "diagonal", "own",
-        "incoming", "outgoing", "relative", "normalized"), "estimates" of what cannot be swept,
-        "eigenvalues" of blocks, or "products". Where it has an option `surrogate`, it shares
-        with those that measure the same loss.
-        function: The function itself.
+        function: The function itself, of a surface and options.
+        from_blocks: The same of blocks that `sweep_blocks` made, and options; None where it takes
+            more than these, or estimates of its own.
         gauge: ``"balanced"`` if it is measured on the balanced form of the model.
-        given_up: By option and value, the claims that do not hold with it.
-        kind: What it is, one of `KINDS`.
-        model_defaults: For options whose default follows the model, what it is for a surface and
-        the other options; None where it does not. A comparison uses the smallest for all.
     """
 
     name: str
-    symbol: str
-    paper: str
-    definition: str
-    geometry: str
-    functional: str
-    invariant_to: frozenset[str]
-    cost: str
-    needs: tuple[str, ...]
+    symbol: str = ""
+    definition: str = ""
     function: Callable[..., Estimate]
+    from_blocks: Callable[..., Estimate] | None = None
     gauge: str | None = None
-    given_up: Mapping[tuple[str, Any], frozenset[str]] = field(default_factory=dict)
-    kind: str = "curvature"
-    model_defaults: Mapping[str, ModelDefault] = field(default_factory=dict)
 
     def claims(self, options: Mapping[str, Any]) -> frozenset[str]:
         """What it claims to be invariant to under some options."""
         lost = [
             groups
-            for (key, value), groups in self.given_up.items()
+            for (key, value), groups in self.not_with.items()
             if (key in options) and options[key] == value
         ]
         return self.invariant_to.difference(*lost)
 
-    def needed(self, options: Mapping[str, Any]) -> set[str]:
-        """What it shares under some options: an option `side` chooses one of the sides of units."""
-        side = (self.options | dict(options)).get("side")
-        return {need for need in self.needs if need not in _SIDES or side in (None, need)}
+    def needs(self, options: Mapping[str, Any] | None = None) -> Needs:
+        """What it can share with others under some options; the others are at their defaults."""
+        chosen = self.options | dict(options or {})
+        return self.requires if isinstance(self.requires, Needs) else self.requires(chosen)
 
     @property
     def options(self) -> dict[str, Any]:
@@ -116,26 +176,26 @@ class Measure:
         return {p.name: p.default for p in parameters if p.name != "generator"}
 
     def check_option(self, key: str, value: Any) -> None:
-        """Refuse an option of another kind than is declared: a text for a number, half a step.
+        """Refuse an option of another type than is declared: a text for a number, half a step.
 
         Args:
             key: One of `options`.
             value: What is to be passed.
 
         Raises:
-            ValueError: If it is of another kind.
+            ValueError: If it is of another type.
         """
         parameter = inspect.signature(self.function).parameters[key]
         annotation = parameter.annotation
         declared = str(getattr(annotation, "__name__", annotation)).split(" | ")
-        kinds = [name for name in declared if name != "None"]
-        if not set(kinds) <= set(_KINDS) or (value is None and "None" in declared):
+        types = [name for name in declared if name != "None"]
+        if not set(types) <= set(_TYPES) or (value is None and "None" in declared):
             return
-        for kind in kinds:
-            allowed, _ = _KINDS[kind]
-            if isinstance(value, allowed) and isinstance(value, bool) <= (kind == "bool"):
+        for name in types:
+            allowed, _ = _TYPES[name]
+            if isinstance(value, allowed) and isinstance(value, bool) <= (name == "bool"):
                 return
-        needed = " or ".join(_KINDS[kind][1] for kind in kinds)
+        needed = " or ".join(_TYPES[name][1] for name in types)
         raise ValueError(f"`{self.name}` needs {needed} as `{key}`, but got {value!r}.")
 
     @property
@@ -150,13 +210,18 @@ class Measure:
 
 
 class Registry:
-    """All measures by name, in the order in which they were declared."""
+    """All measures by name, in the order in which they were declared.
+
+    Attributes:
+        variants: By the prefix of a name, how to make the variant of a measure.
+    """
 
     def __init__(self) -> None:
         self._measures: dict[str, Measure] = {}
+        self.variants: dict[str, Callable[[Measure], Measure]] = {}
 
     def add(self, measure: Measure) -> None:
-        """Take a measure in.
+        """Add a measure.
 
         Args:
             measure: The measure.
@@ -181,9 +246,13 @@ class Registry:
 
     def __getitem__(self, name: str) -> Measure:
         if not isinstance(name, str):
-            raise ValueError(f"`{name!r}` is no name of a measure; pass names such as 'rho_max'.")
-        if name.startswith(BALANCED) and not name.removeprefix(BALANCED).startswith(BALANCED):
-            return _at_balance(self[name.removeprefix(BALANCED)])
+            raise ValueError(
+                f"`{name!r}` is not the name of a measure; pass names such as 'rho_max'."
+            )
+        for prefix, variant in self.variants.items():
+            base = name.removeprefix(prefix)
+            if base != name and not base.startswith(prefix):
+                return variant(self[base])
         if name not in self._measures:
             close = get_close_matches(name, self._measures, n=1)
             hint = f"Did you mean `{close[0]}`? " if close else ""
@@ -213,8 +282,8 @@ def measure(
     functional: str,
     invariant_to: Iterable[str],
     cost: str,
-    needs: tuple[str, ...] = (),
-    given_up: Mapping[tuple[str, Any], Iterable[str]] | None = None,
+    needs: Needs | Callable[[Mapping[str, Any]], Needs] = Needs(),
+    not_with: Mapping[tuple[str, Any], Iterable[str]] | None = None,
     kind: str = "curvature",
     model_defaults: Mapping[str, ModelDefault] | None = None,
 ) -> Callable[
@@ -224,8 +293,8 @@ def measure(
     """Declare a function of a surface to be a measure.
 
     The first sentence of its docstring is its definition in one line. The declared function
-    checks its first argument and fills in what every measure reports the same way: time,
-    products, and the surface's notes on how products were computed.
+    checks its first argument and fills in what every measure reports the same way: time and
+    Hessian products.
 
     Args:
         symbol: How papers write it.
@@ -234,83 +303,199 @@ def measure(
         functional: What is asked of the loss in that geometry.
         invariant_to: The groups of rewritings that leave it unchanged.
         cost: In passes over the data.
-        needs: What it shares with other measures.
-        given_up: By option and value, the claims that do not hold with it.
+        needs: What it can share with other measures, if need be as a function of the options.
+        not_with: By option and value, the claims that do not hold with it.
         kind: What it is, one of `KINDS`.
         model_defaults: For options whose default follows the model, how to compute it.
 
     Returns:
         The decorator.
+
+    Raises:
+        TypeError: If `needs` is neither a `Needs` nor a function of the options.
     """
-
-    def declare(
-        function: Callable[Concatenate[LossSurface, P], Estimate],
-    ) -> Callable[Concatenate[LossSurface, P], Estimate]:
-        @functools.wraps(function)
-        def measured(surface: LossSurface, /, *args: P.args, **kwargs: P.kwargs) -> Estimate:
-            if not isinstance(surface, LossSurface):
-                raise TypeError(
-                    f"`{function.__name__}` measures a LossSurface, but got a "
-                    f"{type(surface).__name__}; make one with LossSurface(model, loss, data)."
-                )
-            start, matvecs = time.perf_counter(), surface.matvecs
-            with surface.processes.together(function.__name__):
-                estimate = function(surface, *args, **kwargs)
-            return replace(
-                estimate,
-                seconds=time.perf_counter() - start,
-                matvecs=surface.matvecs - matvecs,
-            )
-
-        registry.add(
-            Measure(
-                name=function.__name__,
-                symbol=symbol,
-                paper=paper,
-                definition=_first_sentence(function),
-                geometry=geometry,
-                functional=functional,
-                invariant_to=frozenset(invariant_to),
-                cost=cost,
-                needs=needs,
-                function=measured,
-                given_up={key: frozenset(lost) for key, lost in (given_up or {}).items()},
-                kind=kind,
-                model_defaults=model_defaults or {},
-            )
+    if not (isinstance(needs, Needs) or callable(needs)):
+        raise TypeError(
+            f"`needs` must be a `flatgauge.measures.Needs` or a function of the options that "
+            f"returns one, but got {needs!r}; write `Needs(parts=frozenset({{'trace'}}))`."
         )
-        return measured
-
-    return declare
-
-
-def _at_balance(item: Measure) -> Measure:
-    """The measure of the balanced form: invariant to rescaling, whatever it was before."""
-
-    @functools.wraps(item.function)
-    def measured(surface: LossSurface, /, **options: Any) -> Estimate:
-        twin, notes = balanced_twin(surface)
-        estimate = item.function(twin, **options)
-        surface.matvecs += estimate.matvecs
-        return replace(estimate, notes=(*notes, *estimate.notes))
-
-    # Another gauge is left behind by an output's scale or by merged branches, so that only what
-    # does not see rescaling anyway stays invariant to these.
-    kept = item.invariant_to if "nodewise" in item.invariant_to else item.invariant_to & _KEPT
-    kept -= {"output_scale"}  # To rounding only: the balance moves by roots of the factor.
-    return replace(
-        item,
-        name=BALANCED + item.name,
-        definition=f"{item.definition.rstrip('.')}, of the balanced form of the model.",
-        invariant_to=kept | _FIXED,
-        function=measured,
-        gauge="balanced",
+    family = Family(
+        paper=paper,
+        geometry=geometry,
+        functional=functional,
+        invariant_to=frozenset(invariant_to),
+        cost=cost,
+        requires=needs,
+        not_with={key: frozenset(lost) for key, lost in (not_with or {}).items()},
+        kind=kind,
+        model_defaults=model_defaults or {},
     )
 
+    def register(
+        function: Callable[Concatenate[LossSurface, P], Estimate],
+    ) -> Callable[Concatenate[LossSurface, P], Estimate]:
+        summary = (inspect.getdoc(function) or "").split("\n\n")[0].replace("\n", " ")
+        measuring = functools.update_wrapper(_add_facts(function.__name__, function), function)
+        _register(family, function.__name__, symbol, summary, measuring)
+        return measuring
 
-def _first_sentence(function: Callable[..., Any]) -> str:
-    """The summary line of a docstring."""
-    return (inspect.getdoc(function) or "").split("\n\n")[0].replace("\n", " ")
+    return register
+
+
+def declare(
+    compute: Callable[..., Estimate],
+    family: Family,
+    *,
+    name: str,
+    symbol: str,
+    summary: str,
+    docs: str = "",
+    **fixed: Any,
+) -> Callable[..., Estimate]:
+    """Declare a function, with some of its arguments fixed, to be a measure of a family.
+
+    Args:
+        compute: Of a surface or, if its first argument is called `blocks`, of swept blocks. The
+            keyword arguments that are not fixed are options of the measure; one called
+            `surrogate` names the loss that is swept.
+        family: What the measure has in common with others.
+        name: Its name.
+        symbol: How papers write it.
+        summary: Its definition in one sentence.
+        docs: Sections of its docstring, in addition to those of the family.
+        **fixed: Arguments.
+
+    Returns:
+        The measure: a function of a surface, with a signature and a docstring.
+    """
+    first, *rest = inspect.signature(compute).parameters.values()
+    own = [option for option in rest if option.name not in fixed]
+    surface, _, _, _, *of_sweep = inspect.signature(sweep_blocks).parameters.values()
+    of_blocks = first.name == "blocks"
+    options = [*own, _LAYERS, *of_sweep] if of_blocks else own
+    signature = inspect.Signature([surface, *options], return_annotation="Estimate")
+
+    def from_blocks(blocks: Blocks, /, **given: Any) -> Estimate:
+        chosen = {option.name: given[option.name] for option in own if option.name in given}
+        return compute(blocks.select(given.get("layers")), **fixed, **chosen)
+
+    def function(surface: LossSurface, /, *args: Any, **given: Any) -> Estimate:
+        try:
+            bound = signature.bind(surface, *args, **given)
+        except TypeError as error:
+            raise TypeError(f"`{name}`: {error}") from None
+        bound.apply_defaults()
+        chosen = {key: bound.arguments[key] for key in list(signature.parameters)[1:]}
+        if not of_blocks:
+            return compute(surface, **fixed, **chosen)
+        blocks = sweep_blocks(
+            surface,
+            registry[name].needs(chosen),
+            surrogate=chosen.get("surrogate"),
+            probe_sizes=family.probe_sizes,
+            **{option.name: chosen[option.name] for option in of_sweep},
+        )
+        return from_blocks(blocks, **chosen)
+
+    measuring: Any = functools.update_wrapper(_add_facts(name, function), compute)
+    measuring.__name__ = measuring.__qualname__ = name
+    measuring.__signature__ = signature
+    measuring.__annotations__ = {option.name: option.annotation for option in [surface, *options]}
+    measuring.__doc__ = assemble(
+        summary,
+        [OF_BLOCKS, family.docs, docs] if of_blocks else [family.docs, docs],
+        names={"name": name, **{key: str(value) for key, value in fixed.items()}},
+        claims=[group for group in GROUPS if group in family.invariant_to],
+        cost=family.cost,
+        reference=family.reference,
+        signature=signature,
+    )
+    shared = from_blocks if of_blocks and family.probe_sizes is None else None
+    return _register(family, name, symbol, summary, measuring, shared)
+
+
+def sweep_blocks(
+    surface: LossSurface,
+    needs: Needs,
+    *,
+    surrogate: str | None = None,
+    probe_sizes: ProbeSizes | None = None,
+    all_columns: bool = False,
+    probes: int = DEFAULT_PROBES,
+    generator: Generator | None = None,
+) -> Blocks:
+    """Sweep once for all that measures of one loss need, and note what the loss leaves out.
+
+    Args:
+        surface: Where to measure.
+        needs: Of one measure, or the union of several.
+        surrogate: The loss, None for the surface's own.
+        probe_sizes: As `Family` has them.
+        all_columns: Whether to be exact also with 64 or more outputs.
+        probes: Hessian products for what is not exact.
+        generator: Source of randomness, required where not everything is exact.
+
+    Returns:
+        The blocks, for `Measure.from_blocks`.
+    """
+    notes: tuple[str, ...] = ()
+    if surrogate is not None:
+        notes = tuple(surrogate_notes(surface, surrogate))
+        surface = with_surrogate(surface, surrogate)
+    blocks = block_curvature(
+        surface,
+        needs.parts,
+        all_columns=all_columns,
+        estimate=needs.estimates or probe_sizes is not None,
+        probes=probes,
+        keep_factors=needs.eigenvalues,
+        probe_sizes=probe_sizes,
+        generator=generator,
+    )
+    return replace(blocks, notes=notes)
+
+
+def _add_facts(
+    name: str, function: Callable[Concatenate[LossSurface, P], Estimate]
+) -> Callable[Concatenate[LossSurface, P], Estimate]:
+    """The function with what all measures check and report: the surface, time and products."""
+
+    def measuring(surface: LossSurface, /, *args: P.args, **kwargs: P.kwargs) -> Estimate:
+        if not isinstance(surface, LossSurface):
+            raise TypeError(
+                f"`{name}` measures a LossSurface, but got a {type(surface).__name__}; make one "
+                "with LossSurface(model, loss, data)."
+            )
+        start, matvecs = time.perf_counter(), surface.matvecs
+        with surface.processes.scope(name):
+            estimate = function(surface, *args, **kwargs)
+        seconds, spent = time.perf_counter() - start, surface.matvecs - matvecs
+        return replace(estimate, seconds=seconds, matvecs=spent)
+
+    return measuring
+
+
+def _register(
+    family: Family,
+    name: str,
+    symbol: str,
+    summary: str,
+    function: Callable[..., Estimate],
+    from_blocks: Callable[..., Estimate] | None = None,
+) -> Callable[..., Estimate]:
+    """Add a measure of a family to the registry, and return its function."""
+    facts: dict[str, Any] = {item.name: getattr(family, item.name) for item in fields(Family)}
+    registry.add(
+        Measure(
+            **facts,
+            name=name,
+            symbol=symbol,
+            definition=summary,
+            function=function,
+            from_blocks=from_blocks,
+        )
+    )
+    return function
 
 
 def catalogue() -> pd.DataFrame:
@@ -322,15 +507,10 @@ def catalogue() -> pd.DataFrame:
     """
     import pandas as pd
 
+    columns = ("name", "symbol", "paper", "definition", "kind", "geometry", "functional")
     rows = [
         {
-            "name": item.name,
-            "symbol": item.symbol,
-            "paper": item.paper,
-            "definition": item.definition,
-            "kind": item.kind,
-            "geometry": item.geometry,
-            "functional": item.functional,
+            **{column: getattr(item, column) for column in columns},
             "invariant_to": ", ".join(group for group in GROUPS if group in item.invariant_to),
             "cost": item.cost,
             "options": ", ".join(f"{key}={value!r}" for key, value in item.options.items()),

@@ -5,9 +5,10 @@ from __future__ import annotations
 import inspect
 import re
 
-from flatgauge.measures import GROUPS, Measure, registry
+from flatgauge.analysis.text_table import align_columns
+from flatgauge.measures import registry
+from flatgauge.measures.registry import GROUPS, Measure
 from flatgauge.report.latex_text import readable
-from flatgauge.report.table import aligned
 
 _FURTHER = "`flatgauge catalogue NAME` explains one in full."
 
@@ -107,7 +108,7 @@ def explain(name: str) -> str:
         The text.
     """
     item = registry[name]
-    return "\n".join([item.name, *aligned(_facts(item)), "", _text(item)])
+    return "\n".join([item.name, *align_columns(_facts(item)), "", _text(item)])
 
 
 def _text(item: Measure) -> str:

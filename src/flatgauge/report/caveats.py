@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from flatgauge.report.certificate import Certificate
-from flatgauge.report.number import mark_of
-from flatgauge.report.report import Report
-from flatgauge.symmetry import GaugeGroup
+from flatgauge.analysis.number_format import mark_of
+from flatgauge.symmetry.gauge import GaugeGroup
+
+if TYPE_CHECKING:
+    from flatgauge.analysis.certificate import Certificate
+    from flatgauge.analysis.measurement import Report
 
 
 @dataclass(frozen=True)

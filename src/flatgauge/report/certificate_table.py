@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from flatgauge.report.table import aligned
-from flatgauge.symmetry.rewriting import KEEPING
+from flatgauge.analysis.text_table import align_columns
+from flatgauge.symmetry.transforms import TRANSFORM_GROUPS
 
 if TYPE_CHECKING:
-    from flatgauge.report.certificate import Certificate, Row
+    from flatgauge.analysis.certificate import Certificate, CertificateRow
 
 #: Of the marks on a terminal.
 _COLOURS = {"✓": "green", "✗": "bold red"}
@@ -23,7 +23,7 @@ def certificate_text(certificate: Certificate) -> str:
     Returns:
         The text.
     """
-    parts = [heading(certificate), aligned(cells(certificate)), tail(certificate)]
+    parts = [heading(certificate), align_columns(cells(certificate)), tail(certificate)]
     return "\n\n".join("\n".join(part) for part in parts)
 
 
@@ -35,7 +35,7 @@ def heading(certificate: Certificate) -> list[str]:
         f"move{'s' if certificate.trials > 1 else ''} of each kind"
     ]
     for kept in certificate.kept:
-        if kept.group in KEEPING:
+        if TRANSFORM_GROUPS[kept.group].preserves_outputs:
             parts = []
             if kept.outputs is not None:
                 parts.append(f"powers of two changed outputs by {size_text(kept.outputs)}")
@@ -62,7 +62,9 @@ def cells(certificate: Certificate) -> list[tuple[str, ...]]:
                 measure,
                 f"{value:.6g}",
                 *(change_text(rows[group]) for group in found),
-                _furthest([row for row in rows.values() if row.group in KEEPING]),
+                _furthest(
+                    [r for r in rows.values() if TRANSFORM_GROUPS[r.group].preserves_outputs]
+                ),
             )
         )
     return table
@@ -118,7 +120,7 @@ def tail(certificate: Certificate) -> list[str]:
     return lines
 
 
-def change_text(row: Row) -> str:
+def change_text(row: CertificateRow) -> str:
     """How far a measure moved under a group, and whether it may."""
     if row.change is None:
         return "could not be measured" if row.verdict == "FAILS" else ""
@@ -129,7 +131,7 @@ def change_text(row: Row) -> str:
     return marks.get(row.verdict, "") + change
 
 
-def _furthest(rows: list[Row]) -> str:
+def _furthest(rows: list[CertificateRow]) -> str:
     """The value that moves which change no output took an unprotected measure to."""
     moved = [row.after for row in rows if row.verdict in ("moves", "FAILS")]
     found = [value for value in moved if value is not None]

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from flatgauge.report.certificate import Certificate, Kept, Row
+from flatgauge.analysis.number_format import Number, number
 from flatgauge.report.certificate_table import change_text, size_text, tail
-from flatgauge.report.number import Number, number
-from flatgauge.symmetry.rewriting import KEEPING
+from flatgauge.symmetry.transforms import TRANSFORM_GROUPS
+
+if TYPE_CHECKING:
+    from flatgauge.analysis.certificate import Certificate, CertificateRow, GroupCheck
 
 #: What the verdicts mean.
 VERDICTS = {
@@ -110,7 +113,7 @@ def _verdict(certificate: Certificate) -> str:
     return " ".join(line.split(": ", 1)[1] for line in said)
 
 
-def _cell(row: Row) -> CertificateCell:
+def _cell(row: CertificateRow) -> CertificateCell:
     told = VERDICTS[row.verdict]
     if row.after is not None and row.verdict in ("moves", "FAILS"):
         told += f": from {row.before:.6g} to {row.after:.6g}"
@@ -119,12 +122,12 @@ def _cell(row: Row) -> CertificateCell:
     return CertificateCell(change_text(row) or "—", row.verdict, told)
 
 
-def _kept(kept: Kept) -> tuple[str, ...]:
+def _kept(kept: GroupCheck) -> tuple[str, ...]:
     """What a group did to the function, cell by cell."""
     bits = "" if kept.outputs is None else _in_words(kept.outputs)
     rest = "" if kept.outputs_any is None else _in_words(kept.outputs_any)
     signs = f"{kept.flipped:,} of {kept.signs:,}" if kept.signs else ""
-    if kept.group not in KEEPING:
+    if not TRANSFORM_GROUPS[kept.group].preserves_outputs:
         held = "outputs are meant to change"
     else:
         held = "the same function" if kept.held else "NOT the same function"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from flatgauge.analysis.text_table import UNFINISHED, align_columns, kind, label_with_options
 from flatgauge.report.difference_table import difference_cells
-from flatgauge.report.table import UNFINISHED, aligned, kind, labelled
 
 if TYPE_CHECKING:
-    from flatgauge.report.comparison import Comparison
+    from flatgauge.analysis.comparison import Comparison
 
 #: How rescaling is written in the table, strongest claim first.
 _CLAIMS = ("nodewise", "layerwise")
@@ -30,9 +30,9 @@ def comparison_text(comparison: Comparison) -> str:
     """
     told_apart = differences(comparison)
     parts = [
-        [heading(comparison), *aligned(models(comparison))],
-        aligned(cells(comparison)) if comparison.measures else [],
-        aligned(told_apart) if told_apart else [],
+        [heading(comparison), *align_columns(models(comparison))],
+        align_columns(cells(comparison)) if comparison.measures else [],
+        align_columns(told_apart) if told_apart else [],
         [*tail(comparison), comparison.verdict],
     ]
     return "\n\n".join("\n".join(part) for part in parts if part)
@@ -100,21 +100,20 @@ def listed(comparison: Comparison) -> list[tuple[str, ...]]:
 
 def title(comparison: Comparison, measure: str) -> str:
     """A measure's name with its radius, where that is the same for all models."""
-    names = {labelled(measure, r[measure]) for r in comparison.values() if measure in r}
+    names = {label_with_options(measure, r[measure]) for r in comparison.values() if measure in r}
     return names.pop() if len(names) == 1 else measure
 
 
 def placed(comparison: Comparison, measure: str) -> dict[str, tuple[str, str]]:
     """Every model's value and rank by one measure, flattest first."""
-    ranks = comparison.ranks_of(measure)
-    shared = list(ranks.values())
+    ranking = comparison.table[measure]
     found = {}
-    for model, rank in ranks.items():
-        estimate = comparison[model].get(measure)
+    for model, rank in ranking.ranks.items():
+        estimate = ranking.estimates.get(model)
         if estimate is None or math.isnan(estimate.value):
             found[model] = ("not measured" if estimate is None else "failed", "")
         else:
-            tie = "=" if shared.count(rank) > 1 else ""
+            tie = "=" if ranking.is_tied(model) else ""
             found[model] = (str(estimate), "" if rank is None else f"({rank}{tie})")
     return found
 

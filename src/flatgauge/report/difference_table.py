@@ -1,114 +1,18 @@
-"""Differences between models, pair by pair, as rows, text and part of a page."""
+"""Differences between models, pair by pair, as text and as part of a page."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import combinations
-from typing import Any
 
-from flatgauge.report.mismatches import uneven_options
-from flatgauge.report.number import Number, number
-from flatgauge.report.pairs import LEVEL, PAIRED, DataError, Difference, Pairs, difference
-from flatgauge.report.ranks import rounding_of
-from flatgauge.report.report import Report
-from flatgauge.report.table import two_digits
+from flatgauge.analysis.number_format import Number, number
+from flatgauge.analysis.ranking import PAIRED, ModelDifference
+from flatgauge.analysis.text_table import two_digits
 
 
-@dataclass(frozen=True)
-class DifferenceRow:
-    """Two models by one measure.
-
-    Attributes:
-        measure: Its name.
-        first: One model.
-        second: The other.
-        found: The first's value minus the second's.
-        error: From the choice of samples; None if it is not known.
-    """
-
-    measure: str
-    first: str
-    second: str
-    found: Difference
-    error: DataError | None
-
-    @property
-    def flatter(self) -> str | None:
-        """The model that is flatter, None where that cannot be told."""
-        return {-1: self.first, 0: None, 1: self.second}[self.found.sign]
-
-    def to_dict(self) -> dict[str, Any]:
-        """The row as plain numbers and strings."""
-        found, error = self.found, self.error
-        return {
-            "measure": self.measure,
-            "first": self.first,
-            "second": self.second,
-            "difference": found.value,
-            "stderr": found.stderr,
-            "low": found.low,
-            "high": found.high,
-            "p": found.p,
-            "kind": found.kind,
-            "flatter": self.flatter,
-            "data_stderr": None if error is None else error.stderr,
-            "samples": None if error is None else error.samples,
-        }
-
-
-def difference_rows(
-    reports: Mapping[str, Report], pairs: Pairs, *, level: float = LEVEL
-) -> list[DifferenceRow]:
-    """Subtract every two models, measure by measure.
-
-    Args:
-        reports: By name of the model.
-        pairs: How far other samples would move the differences.
-        level: How surely the intervals are to hold the differences.
-
-    Returns:
-        The rows; none of measures that failed, or were taken with different settings.
-
-    Raises:
-        ValueError: If the level is no probability.
-    """
-    if not 0 < level < 1:
-        raise ValueError(f"`level={level!r}` must lie between 0 and 1, such as 0.95.")
-    uneven = uneven_options(reports)
-    rounding = max(rounding_of(report.facts.dtype) for report in reports.values())
-    names = dict.fromkeys(name for report in reports.values() for name in report)
-    rows = []
-    for measure in (name for name in names if name not in uneven):
-        for first, second in combinations(reports, 2):
-            one, other = (reports[model].get(measure) for model in (first, second))
-            if one is None or other is None or math.isnan(one.value - other.value):
-                continue
-            error = pairs.get(measure, {}).get((first, second))
-            found = difference(one, other, error, level=level, rounding=rounding)
-            rows.append(DifferenceRow(measure, first, second, found, error))
-    return rows
-
-
-def read_pairs(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[tuple[str, str], DataError]]:
-    """The errors of differences from the rows that they were written as.
-
-    Args:
-        rows: As `DifferenceRow.to_dict` makes them.
-
-    Returns:
-        By measure, then by the names of two models.
-    """
-    found: dict[str, dict[tuple[str, str], DataError]] = {}
-    for row in rows:
-        if row["data_stderr"] is not None:
-            error = DataError(float(row["data_stderr"]), row["samples"], row["kind"] == PAIRED)
-            found.setdefault(row["measure"], {})[row["first"], row["second"]] = error
-    return found
-
-
-def difference_cells(rows: Sequence[DifferenceRow], order: Sequence[str]) -> list[tuple[str, ...]]:
+def difference_cells(
+    rows: Sequence[ModelDifference], order: Sequence[str]
+) -> list[tuple[str, ...]]:
     """The table of paired differences as text: of two models all, of more those to the flattest.
 
     Args:
@@ -134,7 +38,7 @@ def difference_cells(rows: Sequence[DifferenceRow], order: Sequence[str]) -> lis
     return [head, *cells] if cells else []
 
 
-def _shown(rows: Sequence[DifferenceRow]) -> list[DifferenceRow]:
+def _shown(rows: Sequence[ModelDifference]) -> list[ModelDifference]:
     """The paired ones, of more than two models those with the flattest."""
     paired = [row for row in rows if row.found.kind == PAIRED]
     if len(paired) < 2:
@@ -185,7 +89,7 @@ class DifferenceView:
     verdict: str
 
 
-def difference_views(rows: Sequence[DifferenceRow]) -> list[DifferenceView]:
+def difference_views(rows: Sequence[ModelDifference]) -> list[DifferenceView]:
     """All paired differences, for a template.
 
     Args:

@@ -85,7 +85,7 @@ def mathml(latex: str, *, display: str = "block") -> str | None:
         '<math display="block"><msubsup><mi>θ</mi><mi>i</mi><mn>2</mn></msubsup></math>'
         >>> mathml(r"\unheardof")
     """
-    reader = _Reader(_TOKENS.findall(latex), latex)
+    reader = _FormulaReader(_TOKENS.findall(latex), latex)
     try:
         parts = reader.sequence(end=None)
     except (LookupError, ValueError):
@@ -112,7 +112,7 @@ def readable(latex: str) -> str:
     return " ".join(text.split())
 
 
-class _Reader:
+class _FormulaReader:
     """Reads tokens from left to right."""
 
     def __init__(self, tokens: list[str], latex: str) -> None:

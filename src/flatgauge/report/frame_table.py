@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
-from flatgauge.report.json_text import plain
-from flatgauge.report.number import Number, number
+from flatgauge.analysis.json_text import plain
+from flatgauge.analysis.number_format import Number, number
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from flatgauge.report.caveats import shortened
-from flatgauge.symmetry import GaugeGroup
-from flatgauge.symmetry.patterns import Moved, ScalePattern, scale_patterns
+from flatgauge.symmetry.gauge import GaugeGroup, ScaledTensor, ScalePattern
 
 #: More patterns than this are counted, not listed.
 MOST_PATTERNS = 200
@@ -45,7 +44,7 @@ def gauge_view(name: str, gauge: GaugeGroup) -> GaugeView:
     Returns:
         What to show.
     """
-    patterns = scale_patterns(gauge) if gauge.dim else []
+    patterns = gauge.patterns()
     told = f"{gauge.dim:,} independent scales, moving {len(gauge.names)} tensors."
     if not gauge.dim:
         told = "No scale is free: as far as scales go, this model can be written in one way only."
@@ -60,7 +59,7 @@ def gauge_view(name: str, gauge: GaugeGroup) -> GaugeView:
 
 def gauge_contents(gauge: GaugeGroup) -> dict[str, Any]:
     """A gauge group as plain contents: dim, patterns of scales, what is pinned."""
-    patterns = scale_patterns(gauge) if gauge.dim else []
+    patterns = gauge.patterns()
     return {
         "dim": gauge.dim,
         "patterns": [
@@ -86,7 +85,7 @@ def _line(pattern: ScalePattern) -> tuple[str, int, str, str]:
     )
 
 
-def _tensor(moved: Moved) -> str:
+def _tensor(moved: ScaledTensor) -> str:
     """A tensor and its axis, with the exponent where it is not one."""
     axis = "" if moved.axis is None else f" [axis {moved.axis}]"
     power = "" if abs(moved.power) == 1 else f"^{abs(moved.power):g}"

@@ -8,11 +8,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flatgauge.measures import GROUPS, Measure, registry
+from flatgauge.measures import registry
+from flatgauge.measures.registry import GROUPS, Measure
 from flatgauge.report.formula import mathml, readable
 
 if TYPE_CHECKING:
-    from flatgauge.report.report import Report
+    from flatgauge.analysis.measurement import Report
 
 
 @dataclass(frozen=True)

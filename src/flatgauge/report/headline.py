@@ -5,14 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from flatgauge.report.blindness import blindness
-from flatgauge.report.certificate import Certificate
-from flatgauge.report.moves import Moves, moves_between, moves_of
-from flatgauge.report.number import MARKS, Number, data_error_of, mark_of, value_of
-from flatgauge.report.pairs import Pairs
-from flatgauge.report.ranking import Ranking, ranking_of
-from flatgauge.report.report import Report
+from flatgauge.analysis.measurement import Report
+from flatgauge.analysis.number_format import MARKS, Number, data_error_of, mark_of, value_of
+from flatgauge.analysis.ranking import (
+    INVARIANCE_CLASSES,
+    Agreement,
+    MeasureRanking,
+    by_invariance_class,
+    claimed_groups,
+    invariance_class,
+)
+from flatgauge.analysis.rewrite_effects import RewriteEffects, certified_effects, effects_between
+
+if TYPE_CHECKING:
+    from flatgauge.analysis.certificate import Certificate
 
 #: Shown on cards where they were measured: one of every paper, and the classical one.
 CARDS = (
@@ -48,6 +56,51 @@ class Card:
 
 
 @dataclass(frozen=True)
+class ModelPlace:
+    """A model under one measure.
+
+    Attributes:
+        value: Its value.
+        rank: 1 for the flattest; None where it has none.
+        tied: Whether others share the rank.
+    """
+
+    value: Number
+    rank: int | None
+    tied: bool
+
+
+@dataclass(frozen=True)
+class PlacesByMeasure:
+    """The order of all models under one measure.
+
+    Attributes:
+        measure: Its name.
+        places: By model, None where it was not measured.
+        why_not: Why there is no order, "" where there is one.
+    """
+
+    measure: str
+    places: dict[str, ModelPlace | None]
+    why_not: str
+
+
+@dataclass(frozen=True)
+class RankingView:
+    """Several models under all measures.
+
+    Attributes:
+        models: Their names.
+        groups: For each of `INVARIANCE_CLASSES`, its key, title and lines.
+        summary: Whether the measures agree, in sentences.
+    """
+
+    models: list[str]
+    groups: list[tuple[str, str, list[PlacesByMeasure]]]
+    summary: list[str]
+
+
+@dataclass(frozen=True)
 class Headline:
     """What stands at the top of a page.
 
@@ -60,15 +113,15 @@ class Headline:
 
     cards: list[Card]
     trust: dict[str, list[str]]
-    moves: list[Moves]
-    ranking: Ranking | None
+    moves: list[RewriteEffects]
+    ranking: RankingView | None
 
 
 def headline_of(
     reports: Mapping[str, Report],
     rewritten: Mapping[str, str],
     certificates: Mapping[str, Certificate],
-    pairs: Pairs,
+    table: Mapping[str, MeasureRanking],
 ) -> Headline:
     """What to say first.
 
@@ -76,24 +129,78 @@ def headline_of(
         reports: By name of the model.
         rewritten: Which of them are another one written differently.
         certificates: By name.
-        pairs: How far other samples would move the differences of models.
+        table: The ranks of all models that are not another one written differently, by measure.
 
     Returns:
         The headline.
     """
     single = [name for name in reports if name not in rewritten]
     moves = [
-        moves_between(reports[old], reports[new], (old, new)) for new, old in rewritten.items()
+        effects_between(reports[old], reports[new], (old, new)) for new, old in rewritten.items()
     ]
     if not rewritten and len(single) == 1:
-        moves = [moves_of(certificate) for certificate in certificates.values()]
+        moves = [certified_effects(certificate) for certificate in certificates.values()]
     broken = {row.measure for found in certificates.values() for row in found.failures}
     return Headline(
         cards=_cards(reports[single[0]], broken) if len(single) == 1 else [],
         trust=_trust(reports),
         moves=[move for move in moves if move.groups],
-        ranking=ranking_of({n: reports[n] for n in single}, pairs) if len(single) > 1 else None,
+        ranking=ranking_view(table, single) if len(single) > 1 else None,
     )
+
+
+def ranking_view(table: Mapping[str, MeasureRanking], models: list[str]) -> RankingView:
+    """Prepare the ranks of models for a page, by what the measures claim not to see."""
+    classes = by_invariance_class({name: ranking.claims for name, ranking in table.items()})
+    groups, summary = [], []
+    for key, members in classes.items():
+        lines = [_places(table[name], models) for name in members]
+        groups.append((key, INVARIANCE_CLASSES[key], lines))
+        counted = [table[line.measure] for line in lines if not line.why_not]
+        counted = [ranking for ranking in counted if ranking.votes]
+        if counted:
+            ranks = {ranking.measure: ranking.known_ranks for ranking in counted}
+            summary.append(_agreement_sentence(key, Agreement(ranks, tuple(models))))
+    return RankingView(models, groups, summary)
+
+
+def _places(ranking: MeasureRanking, models: list[str]) -> PlacesByMeasure:
+    """The order of all models under one measure, unless a setting differs."""
+    known = sum(not math.isnan(estimate.value) for estimate in ranking.estimates.values())
+    few = "fewer than two values" if known < 2 else ""
+    why = f"not comparable: {ranking.uneven}" if ranking.uneven else few
+    places = {
+        model: ModelPlace(
+            value_of(ranking.estimates[model]),
+            None if why else ranking.ranks[model],
+            not why and ranking.is_tied(model),
+        )
+        if model in ranking.estimates
+        else None
+        for model in models
+    }
+    return PlacesByMeasure(ranking.measure, places, why)
+
+
+def _agreement_sentence(key: str, agreement: Agreement) -> str:
+    """Who is flattest by how many measures of a class, and whether they contradict each other."""
+    subjects = {
+        "units": "measures that no rescaling of units moves",
+        "layers": "measures blind to whole layers only",
+        "nothing": "classical measures",
+    }
+    firsts = {model: count for model, count in agreement.flattest.items() if count}
+    counts = [f"{name} by {n}" for name, n in sorted(firsts.items(), key=lambda item: -item[1])]
+    counts += [f"{agreement.undecided_count} tie for first"] if agreement.undecided_count else []
+    total = len(agreement.ranks)
+    subject = subjects[key] if total > 1 else subjects[key].replace("measures", "measure")
+    if not agreement.contradictory:
+        whole = "They agree."
+    elif len(firsts) == 1 and not agreement.undecided_count:
+        whole = "They agree on the first and disagree on the others."
+    else:
+        whole = "The measures disagree."
+    return f"Flattest by {total} {subject}: {', '.join(counts)}. {whole}"
 
 
 def _trust(reports: Mapping[str, Report]) -> dict[str, list[str]]:
@@ -121,7 +228,7 @@ def _cards(report: Report, broken: set[str]) -> list[Card]:
             mark_of(report[name]),
             "moves although it claims not to: see the certificate"
             if name in broken
-            else sees[blindness(name, report[name].options)],
+            else sees[invariance_class(claimed_groups(name, report[name].options))],
         )
         for name in chosen[:_MOST_CARDS]
     ]

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flatgauge.drawing.bars import bars_figure
-from flatgauge.drawing.ranked import MOST_POINTS, ranked_figure
-from flatgauge.estimators import Estimate
+from flatgauge.analysis.measurement import Report
+from flatgauge.estimators.estimate import Estimate
 from flatgauge.measures import registry
-from flatgauge.report.report import Report
+from flatgauge.report.plots.bars import bars_figure
+from flatgauge.report.plots.ranked import MOST_POINTS, ranked_figure
 
 #: More layers than this are not drawn, but the largest ones are.
 MOST_LAYERS = 40

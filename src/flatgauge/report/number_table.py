@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from flatgauge.estimators import Estimate
+from flatgauge.analysis.measurement import Report
+from flatgauge.analysis.number_format import Number, data_error_of, mark_of, number, value_of
+from flatgauge.analysis.text_table import duration, shown_options
+from flatgauge.estimators.estimate import Estimate
 from flatgauge.measures import registry
-from flatgauge.report.caveats import Caveats
-from flatgauge.report.number import Number, data_error_of, mark_of, number, value_of
-from flatgauge.report.report import Report
-from flatgauge.report.table import duration, shown_options
+
+if TYPE_CHECKING:
+    from flatgauge.report.caveats import Caveats
 
 
 @dataclass(frozen=True)

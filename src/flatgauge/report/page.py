@@ -6,20 +6,21 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flatgauge.measures import GROUPS
+from flatgauge.analysis.certificate import Certificate
+from flatgauge.analysis.files import write_whole
+from flatgauge.analysis.json_text import plain
+from flatgauge.analysis.number_format import MARKS
+from flatgauge.analysis.ranking import SamplingErrors, rank_models
+from flatgauge.measures.registry import GROUPS
 from flatgauge.report.caveats import caveats_of
-from flatgauge.report.certificate import Certificate
 from flatgauge.report.certificate_view import VERDICTS, certificate_view
-from flatgauge.report.difference_table import difference_rows, difference_views
+from flatgauge.report.difference_table import difference_views
 from flatgauge.report.drawable import Drawable
 from flatgauge.report.gauge_view import gauge_contents, gauge_view
 from flatgauge.report.glossary import glossary_of, linked, skeletons_of
 from flatgauge.report.headline import headline_of
-from flatgauge.report.json_text import plain
 from flatgauge.report.layer_bars import layer_choices, unit_choices
-from flatgauge.report.number import MARKS
 from flatgauge.report.number_table import number_tables
-from flatgauge.report.pairs import Pairs, pairs_of
 from flatgauge.report.provenance import provenance_of
 from flatgauge.report.rendering import (
     check_drawable,
@@ -27,10 +28,9 @@ from flatgauge.report.rendering import (
     drawn_contents,
     rendered,
 )
-from flatgauge.writing import write_whole
 
 if TYPE_CHECKING:
-    from flatgauge.report.report import Report
+    from flatgauge.analysis.measurement import Report
     from flatgauge.symmetry import GaugeGroup
 
 
@@ -46,7 +46,7 @@ def write_page(
     landscapes: Sequence[Drawable] = (),
     command: str | None = None,
     remarks: Sequence[str] = (),
-    pairs: Pairs | None = None,
+    pairs: SamplingErrors | None = None,
 ) -> Path:
     """Write the reports of one or several models as one self-contained HTML file.
 
@@ -74,9 +74,9 @@ def write_page(
         ValueError: If there is no report, or `rewritten` names one that is not there.
     """
     _check(reports, rewritten, [*spectra, *landscapes])
-    errors = pairs_of(reports) if pairs is None else pairs
     single = {name: report for name, report in reports.items() if name not in rewritten}
-    differences = difference_rows(single, errors)
+    table = rank_models(single, pairs)
+    differences = [row for ranking in table.values() for row in ranking.differences()]
     contents = {
         "title": title or ", ".join(reports),
         "command": command,
@@ -96,7 +96,7 @@ def write_page(
         "title": contents["title"],
         "command": command,
         "remarks": list(remarks),
-        "headline": headline_of(reports, rewritten, certificates, errors),
+        "headline": headline_of(reports, rewritten, certificates, table),
         "differences": difference_views(differences),
         "caveats": caveats,
         "tables": number_tables(reports, caveats),
@@ -124,7 +124,7 @@ def write_page(
 def _check(
     reports: Mapping[str, Report], rewritten: Mapping[str, str], drawn: Sequence[Drawable]
 ) -> None:
-    from flatgauge.report.report import Report
+    from flatgauge.analysis.measurement import Report
 
     if not isinstance(reports, Mapping):
         raise TypeError(

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from flatgauge.report.number import Number, number
-from flatgauge.report.report import Report
-from flatgauge.report.run import Facts
-from flatgauge.report.table import duration
+from flatgauge.analysis.measurement import Report, RunInfo
+from flatgauge.analysis.number_format import Number, number
+from flatgauge.analysis.text_table import duration
 
 
 def provenance_of(reports: Mapping[str, Report]) -> dict[str, dict[str, str | Number]]:
@@ -26,7 +25,7 @@ def provenance_of(reports: Mapping[str, Report]) -> dict[str, dict[str, str | Nu
     return {fact: told for fact, told in rows.items() if any(told.values())}
 
 
-def _facts(facts: Facts) -> dict[str, str | Number]:
+def _facts(facts: RunInfo) -> dict[str, str | Number]:
     software = ", ".join(f"{name} {version}" for name, version in facts.versions.items())
     return {
         "model": facts.model,

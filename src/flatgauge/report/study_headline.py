@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 from flatgauge.report.caveats import shortened
 from flatgauge.report.coefficient import Coefficient, coefficient
 from flatgauge.report.study_numbers import COEFFICIENTS, ChangeRow, spoken
-from flatgauge.report.study_pictures import Points
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from flatgauge.report.study_pictures import Points
 
 #: Names in one sentence.
 _MOST_NAMES = 6

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flatgauge.measures import GROUPS
+from flatgauge.analysis.files import write_whole
+from flatgauge.measures.registry import GROUPS
 from flatgauge.report.caveats import Caveat, Caveats
 from flatgauge.report.drawable import Drawable
 from flatgauge.report.frame_table import (
@@ -35,7 +36,6 @@ from flatgauge.report.study_pictures import (
     pair_choices,
 )
 from flatgauge.report.study_words import statistics_words
-from flatgauge.writing import write_whole
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flatgauge.drawing.cloud import Cloud
-from flatgauge.drawing.scatter import figure, pairs_figure, panels_figure
 from flatgauge.report.coefficient import coefficient
 from flatgauge.report.layer_bars import Choice
+from flatgauge.report.plots.cloud import Cloud
+from flatgauge.report.plots.scatter import figure, pairs_figure, panels_figure
 from flatgauge.report.study_numbers import ChangeRow, correlation_text, spoken
 
 if TYPE_CHECKING:

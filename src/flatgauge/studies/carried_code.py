@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from flatgauge.user_code import copied, file_of, home_of
+from flatgauge.loading.user_code import RELOCATED, forget_modules, home_of, is_file, split_reference
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,10 @@ def carried_code(reference: str) -> CarriedCode | None:
         The files; None if there are none to carry: a module that is installed, or a file that is
         not here (it may be there).
     """
-    folder, file = home_of(reference), file_of(reference)
-    top = reference.partition(":")[0].partition(".")[0]
-    waiting = _files(folder, top) if file is None else [file]
+    place, _ = split_reference(reference)
+    folder = home_of(place)
+    file = [folder / Path(place).name] if is_file(place) else []
+    waiting = file or _files(folder, place.partition(".")[0])
     found: dict[str, bytes] = {}
     while waiting:
         path = waiting.pop()
@@ -71,8 +72,13 @@ def unpacked(code: CarriedCode | None) -> Iterator[None]:
             path = Path(folder, name)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(contents)
-        with copied(code.reference, Path(folder)):
+        place, _ = split_reference(code.reference)
+        RELOCATED[place] = Path(folder)
+        try:
             yield
+        finally:
+            del RELOCATED[place]
+            forget_modules(Path(folder).resolve())
 
 
 def _imported(source: bytes) -> set[str]:

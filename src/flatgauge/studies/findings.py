@@ -14,7 +14,7 @@ from flatgauge.studies.running import stored_network, surface_of
 from flatgauge.studies.store import Store
 from flatgauge.studies.study import Study
 from flatgauge.studies.training import REACHED
-from flatgauge.surface import LossSurface
+from flatgauge.surface.surface import LossSurface
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -114,8 +114,8 @@ class Findings:
 
     @cached_property
     def correlations(self) -> pd.DataFrame:
-        """How well every measure follows the target: see `flatgauge.statistics`."""
-        from flatgauge.statistics import correlation_table
+        """How well every measure follows the target: see `flatgauge.studies.statistics`."""
+        from flatgauge.studies.statistics import correlation_table
 
         return correlation_table(
             self.counted,
@@ -128,7 +128,7 @@ class Findings:
     @cached_property
     def before_after(self) -> pd.DataFrame | None:
         """The same before and after all networks were rescaled; None if none was."""
-        from flatgauge.statistics import before_after_table
+        from flatgauge.studies.statistics import before_after_table
 
         rescaled = self.rescaled_frame()
         if rescaled is None:
@@ -193,7 +193,7 @@ class Findings:
         """How well every layer's part of a measure follows the target, by measure and layer."""
         import pandas as pd
 
-        from flatgauge.statistics import correlation_table
+        from flatgauge.studies.statistics import correlation_table
 
         layers = self.layer_frame()
         pairs = list(dict.fromkeys(zip(layers["measure"], layers["layer"], strict=True)))
@@ -219,7 +219,7 @@ class Findings:
         Returns:
             The path.
         """
-        from flatgauge.studies.page import write_findings
+        from flatgauge.report.findings_page import write_findings
 
         return write_findings(self, path, command=command)
 
@@ -235,7 +235,7 @@ class Findings:
         Raises:
             ValueError: If no network counts.
         """
-        from flatgauge.studies.page import write_results, write_tables
+        from flatgauge.report.findings_page import write_results, write_tables
 
         write_results(self)
         if self.counted.empty:
@@ -256,7 +256,7 @@ class Findings:
         Returns:
             A matplotlib figure.
         """
-        from flatgauge.studies.pictures import plot_measures
+        from flatgauge.report.findings_pictures import plot_measures
 
         return plot_measures(self, measures or self.measures)
 
@@ -269,7 +269,7 @@ class Findings:
         Returns:
             A matplotlib figure with one row per measure.
         """
-        from flatgauge.studies.pictures import plot_pairs_of
+        from flatgauge.report.findings_pictures import plot_pairs_of
 
         return plot_pairs_of(self, measures or self.measures)
 
@@ -282,12 +282,12 @@ class Findings:
         Returns:
             A matplotlib figure with one panel per layer.
         """
-        from flatgauge.studies.pictures import plot_layers_of
+        from flatgauge.report.findings_pictures import plot_layers_of
 
         return plot_layers_of(self, measure)
 
     def __repr__(self) -> str:
-        from flatgauge.studies.words import told
+        from flatgauge.report.findings_text import told
 
         return told(self)
 

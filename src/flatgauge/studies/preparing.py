@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flatgauge.datasets import load_dataset
-from flatgauge.datasets.load import BUILTIN
-from flatgauge.randomness import source
+from flatgauge.estimators.random import child_generator
+from flatgauge.loading.datasets import BUILTIN, load_dataset
 from flatgauge.studies.recipe import Recipe
 
 #: Data sets kept in memory; a study uses one or two.
@@ -128,7 +127,7 @@ def randomised(targets: Tensor, share: float, classes: int, seed: int) -> Tensor
     count = round(share * len(targets))
     if not count:
         return targets
-    generator = source(seed, "random labels")
+    generator = child_generator(seed, "random labels")
     chosen = torch.randperm(len(targets), generator=generator)[:count]
     mixed = targets.clone()
     mixed[chosen] = torch.randint(classes, (count,), generator=generator)
@@ -176,7 +175,9 @@ def _drawn(
             f"`samples={samples}` asks for more than `{data}` ({split}) has, which is "
             f"{len(inputs)}; ask for fewer."
         )
-    chosen = torch.randperm(len(inputs), generator=source(subset, f"subset {split}"))[:samples]
+    chosen = torch.randperm(len(inputs), generator=child_generator(subset, f"subset {split}"))[
+        :samples
+    ]
     return inputs[chosen], targets[chosen]
 
 
@@ -211,7 +212,7 @@ def _pair(data: str, found: Any) -> tuple[Tensor, Tensor]:
 
 def _noise(samples: int, seed: int) -> Prepared:
     """Random inputs with random labels, of which nothing can be learned; tested on themselves."""
-    generator = source(seed, "noise")
+    generator = child_generator(seed, "noise")
     inputs = torch.randn(samples, *_NOISE_SHAPE, generator=generator, dtype=torch.float64)
     targets = torch.randint(_NOISE_CLASSES, (samples,), generator=generator)
     return Prepared(inputs, targets, inputs, targets, _NOISE_CLASSES)

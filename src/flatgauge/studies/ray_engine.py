@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from flatgauge.memory import parse_bytes
+from flatgauge.runtime.resources import parse_bytes
 from flatgauge.studies.ray_address import check_address
 
 

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flatgauge.runtime.resources import set_threads
 from flatgauge.studies.carried_code import CarriedCode, unpacked
 from flatgauge.studies.preparing import Prepared, clean_samples, labelled
 from flatgauge.studies.running import completing, named
 from flatgauge.studies.sent_errors import sendable
 from flatgauge.studies.store import Part, Store
 from flatgauge.studies.study import Study
-from flatgauge.threads import set_threads
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Kept:
+class FinishedFile:
     """A file that a task has finished.
 
     Attributes:
@@ -68,7 +68,7 @@ class Failed:
 
 def complete_far_away(
     study: Study, samples: dict[str, Any] | None, job: Job
-) -> Iterator[Kept | Failed]:
+) -> Iterator[FinishedFile | Failed]:
     """Do what a run lacks, with nothing but what is given.
 
     Args:
@@ -99,7 +99,7 @@ def complete_far_away(
             for part in completing(study, job.run, store, labelled(recipe, clean)):
                 contents = store.contents(job.run, part)
                 assert contents is not None
-                yield Kept(part, contents)
+                yield FinishedFile(part, contents)
     except KeyboardInterrupt:
         # Called back, maybe in the midst of an import: no other task may use this process.
         raise SystemExit(0) from None
@@ -107,7 +107,9 @@ def complete_far_away(
         yield Failed(*sendable(error))
 
 
-def complete_at_once(study: Study, samples: dict[str, Any] | None, job: Job) -> list[Kept | Failed]:
+def complete_at_once(
+    study: Study, samples: dict[str, Any] | None, job: Job
+) -> list[FinishedFile | Failed]:
     """The same where nothing can be sent before all is there.
 
     Args:

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import Any
 
-from flatgauge.progress import Progress
+from flatgauge.analysis.progress import Progress
 from flatgauge.studies.carried_code import carried_code
 from flatgauge.studies.holding import Held
 from flatgauge.studies.preparing import NOISE, clean_samples, sample_key

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from flatgauge.networks import INITIALISATIONS, find_architecture
-from flatgauge.randomness import check_seed
+from flatgauge.estimators.random import check_seed
+from flatgauge.studies.networks.catalogue import find_architecture
+from flatgauge.studies.networks.initialisation import INITIALISATIONS
 
 #: How the weights are changed at every step.
 OPTIMIZERS = ("sgd", "adam")
@@ -29,7 +30,7 @@ class Recipe:
             same ones for all networks that share it.
         random_labels: The share of training labels that are replaced by random ones.
         standardise: Whether inputs get mean 0 and deviation 1, as seen on the training samples.
-        network: A network by name (see `flatgauge.networks`), or ``file.py:factory``.
+        network: A network by name (see `flatgauge.studies.networks`), or ``file.py:factory``.
         width: Multiplies the widths of a network by name.
         init: How its weights are drawn, by name; ``"default"`` is torch's own way, and leaves those
             of ``file.py:factory`` as they were made.

@@ -11,8 +11,9 @@ from operator import mul
 import torch
 from torch import Tensor, nn
 
-from flatgauge.randomness import source
-from flatgauge.symmetry import GaugeGroup, find_gauge
+from flatgauge.estimators.random import child_generator
+from flatgauge.symmetry.find import find_gauge
+from flatgauge.symmetry.gauge import GaugeGroup
 
 _RANGE = re.compile(r"(layers|units)\s+(\S+?)\.\.(\S+)")
 
@@ -97,7 +98,7 @@ def _named(gauge: GaugeGroup, factors: tuple[float, ...]) -> list[float]:
 
 def _drawn(gauge: GaugeGroup, kind: str, low: float, high: float, seed: int) -> Tensor:
     """Random coordinates: even factors of layers; even exponents of units, half of them shared."""
-    generator = source(seed, "rescaling")
+    generator = child_generator(seed, "rescaling")
     uniform = torch.rand(gauge.dim, generator=generator, dtype=torch.float64)
     if kind == "layers":
         return (low + (high - low) * uniform).cumprod(0)

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from flatgauge.asking import wanted_of
-from flatgauge.measuring import report_of
+from flatgauge.analysis.measurement import measure_requests
+from flatgauge.analysis.request import resolve_measures
+from flatgauge.graph.export import ExportedGraphs
 from flatgauge.studies.preparing import Prepared, prepare
 from flatgauge.studies.recipe import Recipe
 from flatgauge.studies.rescaling import rescaled
 from flatgauge.studies.store import Part, Store
-from flatgauge.studies.study import Study
 from flatgauge.studies.training import DIVERGED, network, scores, train
-from flatgauge.surface import LossSurface
+from flatgauge.surface.surface import LossSurface
+
+if TYPE_CHECKING:
+    from flatgauge.studies.study import Study
 
 #: Inputs that the symmetries of a network are found with.
 _EXAMPLES = 2
@@ -145,6 +149,12 @@ def surface_of(study: Study, model: nn.Module, prepared: Prepared) -> LossSurfac
     return LossSurface(model, "cross_entropy", (prepared.inputs[:many], prepared.targets[:many]))
 
 
+@functools.cache
+def _graphs_of(network: str) -> ExportedGraphs:
+    """The graphs exported in this process for the networks of one factory."""
+    return ExportedGraphs()
+
+
 def measured(study: Study, recipe: Recipe, surface: LossSurface) -> dict[str, Any]:
     """Measure a network as a study wants it; what fails is marked.
 
@@ -156,7 +166,10 @@ def measured(study: Study, recipe: Recipe, surface: LossSurface) -> dict[str, An
     Returns:
         The report as plain values, without those of single units.
     """
-    report = report_of(surface, wanted_of(study.measures), seed=recipe.seed, strict=False)
+    surface.graphs = _graphs_of(recipe.network)
+    report = measure_requests(
+        surface, resolve_measures(study.measures), seed=recipe.seed, strict=False
+    )
     contents = report.to_dict()
     for entry in contents["measures"].values():
         entry["units"] = {}

@@ -26,8 +26,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Generator, Tensor, nn
 
-from flatgauge.networks.mlp import perceptron
-from flatgauge.randomness import source
+from flatgauge.estimators.random import child_generator
+from flatgauge.studies.networks.mlp import perceptron
 from flatgauge.studies.perceptrons import Perceptrons, linear_layers
 from flatgauge.studies.preparing import Prepared
 from flatgauge.studies.recipe import Recipe
@@ -170,7 +170,7 @@ def _sharing(prepared: Prepared, other: Prepared) -> Prepared:
 def _entering(label: Any, recipe: Recipe, prepared: Prepared) -> _Member:
     """A network with its first weights."""
     start = time.perf_counter()
-    model, order = network(recipe, prepared), source(recipe.seed, "order")
+    model, order = network(recipe, prepared), child_generator(recipe.seed, "order")
     assert linear_layers(model) is not None
     return _Member(label, recipe, prepared, model, order, seconds=time.perf_counter() - start)
 

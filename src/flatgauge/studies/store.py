@@ -16,11 +16,11 @@ from typing import Any, Literal, TextIO
 
 from torch import nn
 
-from flatgauge.report.json_text import numbers, plain
+from flatgauge.analysis.files import explain_file_errors, write_whole
+from flatgauge.analysis.json_text import numbers, plain
+from flatgauge.loading.checkpoints import load_weights
 from flatgauge.studies.recipe import Recipe
 from flatgauge.studies.training import Trained
-from flatgauge.weights import load_weights
-from flatgauge.writing import explain_file_errors, write_whole
 
 _DECLARATION = "study.json"
 

@@ -9,15 +9,15 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flatgauge.asking import wanted_of
-from flatgauge.landscaping import SPACES
-from flatgauge.randomness import check_seed
+from flatgauge.analysis.landscapes.spaces import SPACES
+from flatgauge.analysis.request import resolve_measures
+from flatgauge.estimators.random import check_seed
 from flatgauge.studies.recipe import FIELDS, Recipe
 from flatgauge.studies.rescaling import read_rescaling
 from flatgauge.studies.training import Standing
 
 if TYPE_CHECKING:
-    from flatgauge.progress import Progress
+    from flatgauge.analysis.progress import Progress
     from flatgauge.studies.figure import Figure
     from flatgauge.studies.findings import Findings
     from flatgauge.studies.ray_engine import RayEngine
@@ -97,7 +97,9 @@ class Study:
             )
         if isinstance(self.measures, Iterable) and not isinstance(self.measures, (str, Mapping)):
             object.__setattr__(self, "measures", tuple(self.measures))
-        wanted_of(self.measures)  # Refuses what cannot be measured, before anything is trained.
+        resolve_measures(
+            self.measures
+        )  # Refuses what cannot be measured, before anything is trained.
         numbers = [name for name in (*FIELDS, *_FACTS) if name not in _TEXTS]
         _check_each("confounders", self.confounders, numbers)
         _check_each("landscapes", self.landscapes, list(SPACES))
@@ -181,7 +183,7 @@ class Study:
             "recipe": self.recipe.to_dict(),
             "factors": {key: list(values) for key, values in self.factors.items()},
             "seeds": self._seeds(),
-            "measures": {item.name: options for item, options in wanted_of(self.measures)},
+            "measures": {one.name: one.options for one in resolve_measures(self.measures)},
             "measured": self.measured,
             "target": self.target,
             "confounders": list(self.confounders),

@@ -12,11 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flatgauge.networks import build, initialise
-from flatgauge.randomness import drawing_from, source
+from flatgauge.estimators.random import child_generator, seed_global_rng
+from flatgauge.loading.user_code import build_model, resolve
+from flatgauge.studies.networks.catalogue import build
+from flatgauge.studies.networks.initialisation import initialise
 from flatgauge.studies.preparing import Prepared
 from flatgauge.studies.recipe import Recipe
-from flatgauge.user_code import build_model, resolve
 
 #: States of a trained network; only the first enters statistics.
 REACHED, MISSED, DIVERGED = "reached", "not reached", "diverged"
@@ -94,9 +95,9 @@ def network(recipe: Recipe, prepared: Prepared) -> nn.Module:
     """
     own = ":" in recipe.network
     if own:
-        with drawing_from(0, "import"):  # By whichever run is first, and not at its expense.
+        with seed_global_rng(0, "import"):  # By whichever run is first, and not at its expense.
             resolve(recipe.network)
-    with drawing_from(recipe.seed, "weights"):
+    with seed_global_rng(recipe.seed, "weights"):
         if own:
             # A copy: code may give the same network whenever it is asked for one.
             model = copy.deepcopy(build_model(recipe.network))
@@ -108,7 +109,7 @@ def network(recipe: Recipe, prepared: Prepared) -> nn.Module:
                 width=recipe.width,
             )
     if not own or recipe.init != "default":
-        initialise(model, recipe.init, source(recipe.seed, "weights"))
+        initialise(model, recipe.init, child_generator(recipe.seed, "weights"))
     return model.to(getattr(torch, recipe.dtype))
 
 
@@ -125,11 +126,11 @@ def train(recipe: Recipe, prepared: Prepared) -> Trained:
     start = time.perf_counter()
     model = network(recipe, prepared)
     optimizer = optimizer_of(recipe, model)
-    order = source(recipe.seed, "order")
+    order = child_generator(recipe.seed, "order")
     epochs, steps = 0, 0
     at_once = not recipe.epochs and reached(recipe, model, prepared, math.inf, last=True)
     state = REACHED if at_once else MISSED
-    with drawing_from(recipe.seed, "training"):  # What a network draws itself, as for dropout.
+    with seed_global_rng(recipe.seed, "training"):  # What a network draws itself, as for dropout.
         while state == MISSED and epochs < recipe.epochs:
             model.train()
             total = torch.zeros((), dtype=torch.float64)

@@ -14,7 +14,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from flatgauge.progress import Progress, shown
+from flatgauge.analysis.progress import Progress, show_progress
+from flatgauge.runtime.resources import set_threads
 from flatgauge.studies.findings import Findings
 from flatgauge.studies.open_runs import train_open_runs
 from flatgauge.studies.ray_engine import RayEngine
@@ -24,7 +25,6 @@ from flatgauge.studies.stacking import SIZE
 from flatgauge.studies.store import Store
 from flatgauge.studies.study import PATIENCE, Study
 from flatgauge.studies.watch import Watch
-from flatgauge.threads import set_threads
 
 #: Where a study can run, by name; the first if nothing else is said.
 ENGINES = ("local", "ray")
@@ -74,7 +74,7 @@ def run_study(
     store, folder = Store(out), None if data is None else str(Path(data).expanduser())
     store.open(study.declaration(), resume=resume)
     store.check_rows(study.runs())
-    with shown(progress) as tell:
+    with show_progress(progress) as tell:
         if ray is not None:
             from flatgauge.studies.ray_work import work_on_ray
 

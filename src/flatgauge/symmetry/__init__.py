@@ -1,9 +1,9 @@
 """The freedom to rewrite a network: found in its graph, moved along, fixed."""
 
-from flatgauge.symmetry.balancing import Balance, balance
-from flatgauge.symmetry.finding import find_gauge
+from flatgauge.symmetry.balance import Balance, balance
+from flatgauge.symmetry.find import find_gauge
 from flatgauge.symmetry.gauge import GaugeGroup, Generators, Move
-from flatgauge.symmetry.rules import Pin, rule
+from flatgauge.symmetry.inference.rules import Pin, Rule
 
 __all__ = [
     "Balance",
@@ -11,7 +11,7 @@ __all__ = [
     "Generators",
     "Move",
     "Pin",
+    "Rule",
     "balance",
     "find_gauge",
-    "rule",
 ]

@@ -1,4 +1,9 @@
-"""The gauge group: all rescalings of a model's parameters that leave its function unchanged."""
+"""The gauge group: all rescalings of a model's parameters that leave its function unchanged.
+
+What enters: the inferred scales of a model, and the equations between them. What leaves: the
+group's dimension, its members as factors by parameter, and texts on what shares a scale. Every
+tensor's log scale is a sum of rows of `basis` times the free log scales.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +11,28 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Generator, Tensor, nn
 
-from flatgauge.subject import unwrapped
-from flatgauge.symmetry.inference import Inference
-from flatgauge.symmetry.origin import Origin
-from flatgauge.symmetry.rescaling import multiplied
-from flatgauge.symmetry.rules import Pin
-from flatgauge.symmetry.scale import Scale
-from flatgauge.symmetry.solution import Solution, solve
-from flatgauge.symmetry.system import System
+from flatgauge.runtime.isolation import copy_model
+from flatgauge.surface.model import unwrap
+from flatgauge.symmetry.inference.equations import Scale, ScaleEquations
+from flatgauge.symmetry.inference.rules.rule import Pin
+from flatgauge.symmetry.inference.solve import Solution, solve
+from flatgauge.symmetry.rescaling import Origin, multiply
+
+if TYPE_CHECKING:
+    from flatgauge.symmetry.inference.walk import Inference
+
+#: Exponents below this are zero.
+_ZERO = 1e-9
+
+#: More names than this are counted, not listed.
+_MOST_NAMES = 4
 
 
 @dataclass(frozen=True)
@@ -32,6 +44,36 @@ class Move:
     """
 
     log2: Tensor
+
+
+@dataclass(frozen=True)
+class ScaledTensor:
+    """A tensor that a scale multiplies or divides.
+
+    Attributes:
+        name: Of the tensor.
+        axis: The axis along which the scales differ; None if they do not, or along several.
+        power: The exponent of the scale in it: 1 for what enters a unit, -1 for what leaves it.
+    """
+
+    name: str
+    axis: int | None
+    power: float
+
+
+@dataclass(frozen=True)
+class ScalePattern:
+    """Scales that move the same tensors in the same way.
+
+    Attributes:
+        site: The parameter or op whose output they scale.
+        scales: How many there are.
+        moved: The tensors; one that is both multiplied and divided stands here twice.
+    """
+
+    site: str
+    scales: int
+    moved: tuple[ScaledTensor, ...]
 
 
 class GaugeGroup:
@@ -49,48 +91,48 @@ class GaugeGroup:
             does not count.
     """
 
-    def __init__(self, inference: Inference, system: System, origin: Origin | None = None) -> None:
-        """Solve for the group.
-
-        Args:
-            inference: The scales of all parameters.
-            system: The equations, with those for the model's outputs.
-            origin: The model that the group belongs to.
-        """
+    def __init__(
+        self, inference: Inference, equations: ScaleEquations, origin: Origin | None = None
+    ) -> None:
+        """Solve for the group; `equations` also hold what is required of the outputs."""
         self.inference = inference
         self.origin = origin
         self.notes: tuple[str, ...] = origin.notes if origin is not None else ()
-        self.system = system
+        self.equations = equations
         scales = inference.scales
-        self._solution: Solution = solve(system, scales.values())
+        self._solution: Solution = solve(equations, scales.values())
         self.dim = self._solution.basis.shape[1]
         self.pinned: tuple[Pin, ...] = tuple(inference.pins)
-        starts = np.array(system.starts)
+        starts = np.array(equations.starts)
         places = np.searchsorted(starts, self._solution.free, side="right") - 1
-        self.sites: tuple[str, ...] = tuple(system.sites[place] for place in places)
+        self.sites: tuple[str, ...] = tuple(equations.sites[place] for place in places)
         self.names: tuple[str, ...] = tuple(name for name in scales if self.rows(name).nnz)
 
+    @classmethod
+    def fixing_outputs(cls, inference: Inference, origin: Origin | None = None) -> GaugeGroup:
+        """The group that leaves every output unchanged."""
+        equations = inference.equations.copy()
+        for output in inference.outputs:
+            equations.pin(output)
+        return cls(inference, equations, origin)
+
+    def scaling_outputs(self) -> tuple[GaugeGroup, Tensor]:
+        """The group that may also scale all outputs by one factor, and its exponents in that."""
+        equations = self.inference.equations.copy()
+        common = equations.fresh((), "the outputs")
+        for output in self.inference.outputs:
+            one = Scale(output.shape, ((Fraction(1), common.reshape((1,) * len(output.shape))),))
+            equations.equal(output, one)
+        gauge = GaugeGroup(self.inference, equations)
+        row = gauge.basis[[gauge.classes[int(common)]]].toarray()[0]
+        return gauge, torch.from_numpy(row)
+
     def rows(self, name: str) -> Any:
-        """The exponents of a tensor's distinct entries, one sparse row each.
-
-        Args:
-            name: Of a parameter or stored mean.
-
-        Returns:
-            A scipy array (entries, dim) whose rows span those of all entries.
-        """
+        """A sparse array (entries, dim) whose rows span the exponents of a tensor's entries."""
         return self._solution.rows([self.inference.scales[name]])
 
     def terms(self, name: str) -> list[tuple[float, NDArray[np.int64], tuple[int, ...]]]:
-        """A tensor's exponents as a sum: coefficients with arrays of rows of `basis`.
-
-        Args:
-            name: Of a parameter or stored mean.
-
-        Returns:
-            Coefficients, rows of `basis` as a flat array, and its shape, which broadcasts to
-            the tensor's.
-        """
+        """A tensor's exponents as a sum: coefficients, flat rows of `basis`, and their shape."""
         return [
             (float(c), self._solution.classes[ids.reshape(-1).numpy()], tuple(ids.shape))
             for c, ids in self.inference.scales[name].terms
@@ -98,7 +140,7 @@ class GaugeGroup:
 
     @property
     def classes(self) -> NDArray[np.int64]:
-        """For every unknown of `system`, its row of `basis`."""
+        """For every unknown of `equations`, its row of `basis`."""
         return self._solution.classes
 
     @property
@@ -125,9 +167,7 @@ class GaugeGroup:
                 "scales; give one factor for each (`gauge.sites` names them)."
             )
         if not bool((values > 0).all() and values.isfinite().all()):
-            raise ValueError(
-                "`factors` must be positive and finite: a negative or zero factor is no rescaling."
-            )
+            raise ValueError("`factors` must be positive and finite: others are not rescalings.")
         return Move(values.log2())
 
     def sample(
@@ -173,15 +213,8 @@ class GaugeGroup:
         return Move(values)
 
     def exponents(self, move: Move) -> dict[str, list[Tensor]]:
-        """How much a move scales every tensor, as logarithms to base two.
-
-        Args:
-            move: The move.
-
-        Returns:
-            For every tensor that it moves, terms that broadcast to its shape and add up.
-        """
-        values = torch.from_numpy(self._solution.basis @ self._checked(move).numpy())
+        """How much a move scales every tensor, to base two: terms that broadcast and add up."""
+        values = torch.from_numpy(self._solution.basis @ self._log2_of(move).numpy())
         return {
             name: [
                 coefficient * values[torch.from_numpy(rows)].reshape(shape)
@@ -209,8 +242,8 @@ class GaugeGroup:
 
         Args:
             model: The model this group was found for, a copy, or another of the same architecture
-                with other weights; not changed. A model that is built differently is tried out on
-                the example.
+                with other weights; not changed. A model that is built differently is first tried
+                on the example.
             move: A member of this group.
 
         Returns:
@@ -220,37 +253,118 @@ class GaugeGroup:
             ValueError: If the move belongs to another group, the model is of another
                 architecture, or a number would leave the range of its precision.
         """
-        inner = unwrapped(model)
-        self._fits(inner)
+        inner = unwrap(model)
+        self._check_shapes(inner)
         factors = self.factors(move)
         if self.origin is not None:
-            self.origin.demand_like(inner, factors)
-        return multiplied(inner, factors)
+            self.origin.check_fits(inner, factors)
+        twin = copy_model(inner)
+        multiply(twin, factors)
+        return twin
 
     def layerwise(self) -> GaugeGroup:
         """The subgroup with one scale per tensor (Rangamani et al. 2019, §2)."""
-        system = self.system.copy()
+        equations = self.equations.copy()
         for scale in self.inference.scales.values():
-            system.tied(scale, range(len(scale.shape)))
-        return GaugeGroup(self.inference, system, self.origin)
+            equations.constant_along(scale, range(len(scale.shape)))
+        return GaugeGroup(self.inference, equations, self.origin)
 
     @property
     def generators(self) -> Generators:
         """The group's Lie algebra, by tensor: nothing changes along dθ/dt = G_k ∘ θ."""
         return Generators(self)
 
+    def patterns(self) -> list[ScalePattern]:
+        """Group the scales by the tensors that they move, and how.
+
+        Returns:
+            One pattern per site and set of tensors, in the order of the coordinates.
+        """
+        patterns = []
+        for members, powers in self._groups():
+            first = members[0]
+            column = self.basis[:, [first]].toarray()[:, 0]
+            moved = tuple(
+                ScaledTensor(name, self._axis(name, column), power) for name, power in powers
+            )
+            patterns.append(ScalePattern(self.sites[first], len(members), moved))
+        return patterns
+
     def describe(self) -> str:
         """Which units share a scale, which parameters scale up and which down, what is pinned.
 
         Returns:
-            A readable table.
+            A table: for every site its number of scales, what they multiply and what they divide;
+            then what is pinned, and by what, and what was assumed about the model.
         """
-        from flatgauge.symmetry.description import description
-
-        return description(self)
+        lines = [f"{self.dim} independent scales, moving {len(self.names)} tensors"]
+        if not self.dim:
+            alone = "no scale is free: this model can be written in one way only"
+            lines = [f"{alone}, as far as scales go"]
+        counts: dict[str, int] = {}
+        signs: dict[str, set[tuple[str, bool]]] = {}
+        for members, powers in self._groups():
+            site = self.sites[members[0]]
+            counts[site] = counts.get(site, 0) + len(members)
+            signs.setdefault(site, set()).update((name, power > 0) for name, power in powers)
+        rows = [("scales of the output of", "number", "times", "divided")]
+        for site, count in counts.items():
+            up, down = (
+                _list_names([name for name in self.names if (name, sign) in signs[site]])
+                for sign in (True, False)
+            )
+            rows.append((site, str(count), up, down))
+        if self.dim:
+            widths = [max(len(row[i]) for row in rows) for i in range(4)]
+            lines += [
+                "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
+                for row in rows
+            ]
+        for title, known in (("without a rule, so pinned:", False), ("pinned:", True)):
+            pins = [pin for pin in self.pinned if pin.known == known]
+            lines += [title, *(f"  {pin}" for pin in pins)] if pins else []
+        return "\n".join([*lines, *self.notes])
 
     def __repr__(self) -> str:
         return f"GaugeGroup(dim={self.dim}, tensors={len(self.names)}, pinned={len(self.pinned)})"
+
+    def _groups(self) -> list[tuple[NDArray[np.int64], list[tuple[str, float]]]]:
+        """Coordinates of one site that move the same tensors by the same extreme powers."""
+        if not self.dim:
+            return []
+        powers = {name: self._extreme_powers(name) for name in self.names}
+        numbers = {site: number for number, site in enumerate(dict.fromkeys(self.sites))}
+        sites = np.array([[numbers[site] for site in self.sites]], np.float64)
+        keys = np.concatenate([sites, *powers.values()]).T
+        _, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+        groups = []
+        for group in np.argsort(first):
+            members = np.flatnonzero(inverse.reshape(-1) == group)
+            found = [
+                (name, float(power))
+                for name, extremes in powers.items()
+                for power in extremes[:, members[0]]
+                if power
+            ]
+            groups.append((members, found))
+        return groups
+
+    def _extreme_powers(self, name: str) -> NDArray[np.float64]:
+        """The largest positive and negative exponent of every coordinate in a tensor (2, dim)."""
+        rows = self.rows(name).tocoo()
+        found = np.zeros((2, self.dim))
+        values = np.where(np.abs(rows.data) > _ZERO, np.round(rows.data, 6), 0.0)
+        np.maximum.at(found[0], rows.col, values)
+        np.minimum.at(found[1], rows.col, values)
+        return found
+
+    def _axis(self, name: str, column: NDArray[np.float64]) -> int | None:
+        """The only axis of a tensor along which a coordinate moves some entries and not others."""
+        # Terms alone do not decide: what one of them takes, another may give back.
+        parts = [c * column[rows].reshape(shape) for c, rows, shape in self.terms(name)]
+        exponents = sum(parts[1:], start=parts[0])
+        axes = [a for a in range(exponents.ndim) if np.ptp(exponents, axis=a).max() > _ZERO]
+        return axes[0] if len(axes) == 1 else None
 
     @cached_property
     def _steps(self) -> NDArray[np.float64]:
@@ -264,7 +378,7 @@ class GaugeGroup:
                 steps[column] = np.lcm(int(steps[column]), bottom)
         return steps
 
-    def _checked(self, move: Move) -> Tensor:
+    def _log2_of(self, move: Move) -> Tensor:
         if not isinstance(move, Move):
             raise TypeError(
                 f"`move` is a {type(move).__name__}; make one with `gauge.sample(generator=...)` "
@@ -277,7 +391,7 @@ class GaugeGroup:
             )
         return move.log2
 
-    def _fits(self, model: nn.Module) -> None:
+    def _check_shapes(self, model: nn.Module) -> None:
         state = dict(model.named_parameters()) | dict(model.named_buffers())
         for name in self.names:
             shape = self.inference.scales[name].shape
@@ -318,36 +432,7 @@ class Generators(Sequence[dict[str, Tensor]]):
         return found
 
 
-def closed(inference: Inference, origin: Origin | None = None) -> GaugeGroup:
-    """The group that leaves every output unchanged.
-
-    Args:
-        inference: The scales of a model.
-        origin: The model.
-
-    Returns:
-        The group.
-    """
-    system = inference.system.copy()
-    for output in inference.outputs:
-        system.pin(output)
-    return GaugeGroup(inference, system, origin)
-
-
-def opened(inference: Inference) -> tuple[GaugeGroup, Tensor]:
-    """The group that may also multiply all outputs by one factor.
-
-    Args:
-        inference: The scales of a model.
-
-    Returns:
-        The group, and the exponents (dim,) of its coordinates in the factor of the outputs.
-    """
-    system = inference.system.copy()
-    common = system.fresh((), "the outputs")
-    for output in inference.outputs:
-        one = Scale(output.shape, ((Fraction(1), common.reshape((1,) * len(output.shape))),))
-        system.equal(output, one)
-    gauge = GaugeGroup(inference, system)
-    row = gauge.basis[[gauge.classes[int(common)]]].toarray()[0]
-    return gauge, torch.from_numpy(row)
+def _list_names(names: list[str]) -> str:
+    """A few names, and how many more there are."""
+    shown = ", ".join(names[:_MOST_NAMES])
+    return shown + (f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else "")

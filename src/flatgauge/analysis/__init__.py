@@ -1,0 +1,1 @@
+"""The public verbs and the records that they return."""

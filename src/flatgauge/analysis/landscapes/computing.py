@@ -1,0 +1,262 @@
+"""The loss on a line or plane of weights: the public function."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Generator
+
+from flatgauge.analysis.landscapes.arguments import (
+    check_points,
+    dims_of,
+    ends_of,
+    options_of,
+    space_of,
+    surfaces_of,
+)
+from flatgauge.analysis.landscapes.between import Between
+from flatgauge.analysis.landscapes.evaluation import Evaluator
+from flatgauge.analysis.landscapes.fingerprint import fingerprint
+from flatgauge.analysis.landscapes.record import PartialGrid, Record
+from flatgauge.analysis.landscapes.several import Landscapes
+from flatgauge.analysis.landscapes.single import Landscape
+from flatgauge.analysis.landscapes.space import Space, positive
+from flatgauge.analysis.progress import Progress, show_progress
+from flatgauge.estimators.random import check_seed
+from flatgauge.runtime.distributed import ProcessGroup
+from flatgauge.surface.model import digest
+from flatgauge.surface.surface import LossSurface, shared_processes
+
+
+@overload
+def landscape(
+    surface: LossSurface,
+    *,
+    space: str | None = ...,
+    dims: int | None = ...,
+    points: int = ...,
+    extent: float | None = ...,
+    sigma: float | None = ...,
+    skeleton: str | None = ...,
+    to: Any = ...,
+    seed: int = ...,
+    progress: Progress | bool = ...,
+    save: str | Path | None = ...,
+) -> Landscape: ...
+
+
+@overload
+def landscape(
+    surface: Mapping[str, LossSurface],
+    *,
+    space: str | None = ...,
+    dims: int | None = ...,
+    points: int = ...,
+    extent: float | None = ...,
+    sigma: float | None = ...,
+    skeleton: str | None = ...,
+    to: Any = ...,
+    seed: int = ...,
+    progress: Progress | bool = ...,
+    save: str | Path | None = ...,
+) -> Landscapes: ...
+
+
+def landscape(
+    surface: LossSurface | Mapping[str, LossSurface],
+    *,
+    space: str | None = None,
+    dims: int | None = None,
+    points: int = 25,
+    extent: float | None = None,
+    sigma: float | None = None,
+    skeleton: str | None = None,
+    to: Any = None,
+    seed: int = 0,
+    progress: Progress | bool = False,
+    save: str | Path | None = None,
+) -> Landscape | Landscapes:
+    r"""Compute loss and accuracy on a line or plane of weights around the surface's point.
+
+    Definition:
+        .. math:: f(t_1, t_2) = L(\theta + t_1 \xi + t_2 \eta)
+
+        with the directions ξ, η of a space. ``"weights"``: every component normal with standard
+        deviation `sigma`. ``"filters"``: normal, every filter (row) scaled to the length of the
+        model's own; biases and norms stay [li2018visualizing]. ``"layers"``: normal, every tensor,
+        biases too, scaled to the length of the model's own [rangamani2019scale].
+        ``"eigenvectors"``: unit eigenvectors of the largest eigenvalues of the Hessian.
+        ``"basis_paths"``: normal of size `sigma` among the values of basis paths, whose weights
+        follow from `BasisPaths.to_weights` (Yi et al. 2019, eq. 18 to 21).
+
+        With `to`, the straight line (1 - t) θ + t θ', or the plane through three points.
+
+    Cost:
+        One forward pass over the data per point. Points share passes, and for small models calls,
+        by a rule of sizes and memory budget; that changes results by rounding only.
+
+    Args:
+        surface: Where to look; or several surfaces by name, to be seen on the same axes.
+        space: Where directions are drawn: ``"basis_paths"`` (the default), ``"weights"``,
+            ``"filters"``, ``"layers"`` or ``"eigenvectors"``.
+        dims: 1 for a line, 2 for a plane; by default 2, or as many as there are in `to`.
+        points: How many along every direction; an odd number has the point itself among them.
+        extent: The grid goes from -extent to extent; by default 1, for eigenvectors 0.5, among
+            basis paths no further than the nearest pole of any of the surfaces. With `to`, from
+            -extent to 1 + extent, by default 0.25.
+        sigma: The size of the directions' components, for weights and basis paths; 0.05.
+        skeleton: Of basis paths: ``"strongest"`` (the default) or ``"diagonal"``.
+        to: A model, surface or state dict at the other end of the line, or a list of two.
+        seed: Of the directions.
+        progress: True for a bar on stderr; or a function called with a name, how many points are
+            done, and how many there are.
+        save: A file (.npz) for finished points. Called again with the same settings after an
+            interruption, the rest is computed.
+
+    Returns:
+        The landscape; for several surfaces, all of them by name.
+
+    Raises:
+        TypeError: If `surface` or `to` is of the wrong kind.
+        ValueError: If there is no such space, a setting is out of range, the models do not fit
+            each other, or the file belongs to other settings.
+        MemoryError: If the grid has more points than fit the memory budget.
+
+    Example:
+        The loss ``(b relu(a))²`` is v² in the value v = ab = 6 of its only path:
+
+        >>> from flatgauge.surface.examples import two_weights
+        >>> found = landscape(two_weights(2.0, 3.0), dims=1, points=3)
+        >>> (step,) = found.directions[0].tolist()
+        >>> np.allclose(found.loss, [(6 - step) ** 2, 36, (6 + step) ** 2])
+        True
+    """
+    surfaces = surfaces_of(surface)
+    ends = ends_of(to)
+    dims = dims_of(dims, ends)
+    kind = Between if ends else space_of(space)
+    if ends and space is not None:
+        raise ValueError(
+            f"`to` leads straight through the weights, whatever `space={space!r}`; leave one out."
+        )
+    options = options_of(kind, {"sigma": sigma, "skeleton": skeleton})
+    check_points(points, dims, surfaces)
+    check_seed(seed)
+    given = None if extent is None else positive("extent", extent)
+    processes = shared_processes(surfaces.values())
+    with processes.scope("landscape"):
+        spaces = {
+            name: Between(one, ends)
+            if ends
+            else kind(one, dims, Generator().manual_seed(seed), **options)
+            for name, one in surfaces.items()
+        }
+        reach = given or min(one.reach() for one in spaces.values())  # The same for all.
+        ticks = kind.ticks(points, reach)
+        common = {"dims": dims, "points": points, "extent": reach} | (
+            {} if ends else {"seed": seed}
+        )
+        settings = {} if save is None else _settings(spaces, common | options)
+        found = {}
+        with (
+            _record(processes, save, settings, (points,) * dims, len(spaces)) as record,
+            show_progress(
+                progress if callable(progress) or not processes.rank else False
+            ) as report,
+        ):
+            total = len(spaces) * points**dims
+            for (name, one), part in zip(spaces.items(), record.parts, strict=True):
+                label = name or "landscape"
+                report(label, record.points_done, total)
+                for _ in _fill_grid(one, ticks, part):
+                    record.keep()
+                    report(label, record.points_done, total)
+                found[name] = _result(one, ticks, part, common)
+    return found[""] if isinstance(surface, LossSurface) else Landscapes(found)
+
+
+def _record(
+    processes: ProcessGroup, save: str | Path | None, settings: dict[str, Any], *sizes: Any
+) -> Record:
+    """What is known so far: by the file, which the first process reads and writes for all."""
+    path = None if processes.rank else save
+    record = processes.run("the file", lambda: Record(path, settings, *sizes))
+    record.parts = processes.all_gather(record.parts)[0]
+    return record
+
+
+def _settings(spaces: Mapping[str, Space], options: Mapping[str, Any]) -> dict[str, Any]:
+    """What the numbers depend on, for the file that they are kept in."""
+    found = {"space": next(iter(spaces.values())).name, **options}
+    for name, one in spaces.items():
+        facts = fingerprint(one.surface)
+        if isinstance(one, Between):
+            facts["to"] = digest([one.directions])
+        found |= {f"{fact} of {name or 'the model'}": value for fact, value in facts.items()}
+    return found
+
+
+def _fill_grid(space: Space, ticks: NDArray[np.float64], part: PartialGrid) -> Iterator[None]:
+    """Compute what is missing; control comes back after every group of points."""
+    evaluator = Evaluator(space.surface, part.stack or None)
+    part.stack = evaluator.stack
+    grid = list(itertools.product(range(len(ticks)), repeat=part.loss.ndim))
+    steps = {index: tuple(ticks[list(index)].tolist()) for index in grid}
+    # The points that have a name come first, each to the last bit as the surface itself has it.
+    marked = [index for index in grid if steps[index] in space.marks.values()]
+    rest = [index for index in grid if index not in marked and not part.done[index]]
+    groups = [[index] for index in marked if not part.done[index]]
+    alone = len(groups)
+    groups += [rest[i : i + evaluator.group] for i in range(0, len(rest), evaluator.group)]
+    for number, group in enumerate(groups):
+        placed = {index: space.place(torch.tensor(steps[index]).double()) for index in group}
+        known = {index: point for index, point in placed.items() if point is not None}
+        for index in group:
+            part.loss[index] = math.inf
+        if known:
+            found = evaluator(list(known.values()), alone=number < alone)
+            for index, loss in zip(known, found.loss, strict=True):
+                part.loss[index] = loss
+            for index, accuracy in zip(known, found.accuracy or (), strict=False):
+                part.accuracy[index] = accuracy
+        for index in group:
+            part.done[index] = True
+        yield
+
+
+def _result(
+    space: Space, ticks: NDArray[np.float64], part: PartialGrid, common: Mapping[str, Any]
+) -> Landscape:
+    """What was computed, with what is to be said about it."""
+    beyond = np.zeros(part.loss.shape, bool)
+    for index in np.ndindex(beyond.shape):
+        beyond[index] = not space.reaches(torch.tensor(ticks[list(index)]))
+    notes = list(space.notes)
+    if beyond.any():
+        notes.append(
+            f"{int(beyond.sum())} of {beyond.size} points lie beyond a pole of the loss; a smaller "
+            "`sigma` or `extent` stays on this side"
+        )
+    surface = space.surface
+    options = {**common, **space.settings, "loss": surface.loss_name, "samples": surface.samples}
+    return Landscape(
+        space=space.name,
+        ticks=ticks,
+        loss=part.loss,
+        accuracy=None if np.isnan(part.accuracy).all() else part.accuracy,
+        beyond=beyond,
+        directions=space.directions,
+        title=space.title,
+        words=space.words,
+        marks=dict(space.marks),
+        options=options,
+        details=dict(space.details),
+        notes=tuple(notes),
+    )

@@ -1,0 +1,591 @@
+"""Measure a surface: requests enter, each measure's estimate and one report leave.
+
+`run_measures` is the one loop over measures. It groups requests by the loss that they need, of
+the model as it is or of its balanced form, sweeps each loss once for the union of the needs, and
+hands the blocks to the measures. Random numbers come from sources made of the seed and their
+purpose, so a value does not depend on which other measures run. A measure that fails is an error
+if `strict` is set, else it is marked; `sweeps` is filled with what the shared sweeps took, as text.
+`measure` adds progress, saving and the facts of the run; `Report` is the record.
+"""
+
+from __future__ import annotations
+
+import math
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, fields, replace
+from datetime import datetime, timezone
+from functools import partial
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from flatgauge.analysis.json_text import json_text, numbers, plain, read_json
+from flatgauge.analysis.memory import memory_estimate
+from flatgauge.analysis.printable import printable
+from flatgauge.analysis.progress import Progress, show_progress
+from flatgauge.analysis.request import Request, result_callback, validate_request
+from flatgauge.analysis.text_table import UNFINISHED, duration, header, kind, plain_table
+from flatgauge.curvature.blocks import Blocks
+from flatgauge.estimators.estimate import Estimate
+from flatgauge.estimators.linalg import vector_norm
+from flatgauge.estimators.random import child_generator
+from flatgauge.measures.registry import BALANCED, Needs, sweep_blocks
+from flatgauge.runtime.distributed import GroupError
+from flatgauge.runtime.user_errors import describe_error
+from flatgauge.surface.stationarity import descent_note
+from flatgauge.surface.surface import LossSurface
+from flatgauge.symmetry.balance import balanced_surface
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+    from flatgauge.analysis.certificate import Certificate
+    from flatgauge.report.drawable import Drawable
+    from flatgauge.symmetry import GaugeGroup
+
+T = TypeVar("T")
+
+#: The purpose of the source of randomness that measures of one sweep share.
+_SHARED = "curvature"
+
+
+def measure(
+    surface: LossSurface,
+    *,
+    measures: Iterable[str] | Mapping[str, Mapping[str, Any]] | None = None,
+    gauge: str | None = None,
+    seed: int = 0,
+    progress: Progress | bool = False,
+    save: str | Path | Callable[[Report], object] | None = None,
+) -> Report:
+    """Measure how flat a surface is at its point.
+
+    Measures that need the exact sweep share one. Random numbers come from sources made of the
+    seed and their purpose: a value does not depend on which others are measured.
+
+    Args:
+        surface: Where to measure.
+        measures: Names of measures, or a mapping from names to their options; None or ``"all"``
+            for all, where one that fails is marked in the report and does not lose the others.
+            ``"balanced:hessian_trace"`` is the Hessian trace of the balanced form of the model
+            (the way to write it that has the smallest norm), where every measure is invariant to
+            rescaling.
+        gauge: ``"balanced"`` to measure all of them there; None for the model as it is.
+        seed: Of everything random.
+        progress: True for a bar on stderr; or a function called before each measure with its
+            name, how many are done, and how many there are.
+        save: A file that holds the report as JSON after every measure that is finished, so that
+            neither a failure nor Ctrl-C loses any (`Report.from_json` reads it); or a function
+            that is called with the report so far.
+
+    Returns:
+        The report: estimates by name, and the facts of the run.
+
+    Raises:
+        ValueError: If a measure, an option or a gauge does not exist, or a measure asked for by
+            name fails.
+        RuntimeError: If the model fails while a measure asked for by name runs.
+        MemoryError: If a measure asked for by name does not fit the budget.
+        TypeError: If `surface` or `measures` is of the wrong kind.
+
+    Example:
+        >>> from flatgauge.surface.examples import two_weights
+        >>> report = measure(two_weights(2.0, 3.0), measures=["hessian_trace"])
+        >>> report["hessian_trace"].value
+        26.0
+    """
+    requests = validate_request(surface, measures, gauge, seed)
+    # Asked for by name, the answer may be an error.
+    strict = measures is not None and measures != "all"
+    sweeps = strict and any(request.needs.parts for request in requests)
+    with surface.processes.scope("measure"), show_progress(progress, surface) as notify:
+        keep = result_callback(save, surface.processes)
+        foreseen = memory_estimate(surface, sweep=sweeps)  # What cannot fit is refused first.
+        if progress is True and not surface.processes.rank:
+            sys.stderr.write(f"{foreseen}\n")
+        for report in successive_reports(
+            surface, requests, seed=seed, strict=strict, progress=notify, every=keep is not None
+        ):
+            if keep is not None:
+                keep(report)
+        return report
+
+
+def measure_requests(
+    surface: LossSurface, requests: Sequence[Request], *, seed: int, strict: bool
+) -> Report:
+    """Run measures that were looked up before, without progress and saving."""
+    (report,) = successive_reports(surface, requests, seed=seed, strict=strict, every=False)
+    return report
+
+
+def successive_reports(
+    surface: LossSurface,
+    requests: Sequence[Request],
+    *,
+    seed: int,
+    strict: bool,
+    progress: Progress | None = None,
+    every: bool = True,
+) -> Iterator[Report]:
+    """Run measures; yield the report so far after each if `every`, and the complete one last."""
+    start, sweeps = time.perf_counter(), list[str]()
+    found: dict[str, Estimate] = {}
+    for request, estimate in run_measures(
+        surface, requests, seed=seed, strict=strict, progress=progress, sweeps=sweeps
+    ):
+        found[request.name] = estimate
+        complete = len(found) == len(requests)
+        if every or complete:
+            known = {one.name: found[one.name] for one in requests if one.name in found}
+            seconds = time.perf_counter() - start
+            facts = run_info(
+                surface, seed=seed, sweep=" and ".join(sweeps) or None, seconds=seconds
+            )
+            yield Report(known, facts, complete)
+
+
+def run_measures(
+    surface: LossSurface,
+    requests: Sequence[Request],
+    *,
+    seed: int,
+    strict: bool,
+    progress: Progress | None = None,
+    sweeps: list[str] | None = None,
+) -> Iterator[tuple[Request, Estimate]]:
+    """Run measures, with one sweep of each loss; yield each request and estimate once known."""
+    notify = progress or (lambda name, done, total: None)
+    shared: dict[tuple[str | None, str | None], _SharedBlocks] = {}
+    for gauge in dict.fromkeys(request.measure.gauge for request in requests):
+        needs = _shared_needs([one for one in requests if one.measure.gauge == gauge])
+        if needs:
+            notify("sweep", 0, len(requests))
+            swept, cost = _sweep(surface, gauge, needs, seed)
+            shared |= {(gauge, surrogate): blocks for surrogate, blocks in swept.items()}
+            if cost and sweeps is not None:
+                sweeps.append(cost)
+    # Eigenvalues of blocks come first: they release the factors that the sweep has stored.
+    for done, request in enumerate(sorted(requests, key=lambda one: not one.needs.eigenvalues)):
+        notify(request.name, done, len(requests))
+        compute = _computation(surface, request, shared, seed)
+        try:
+            same = surface.functional_model.with_state()
+            estimate = surface.processes.run(request.name, compute, same=same)
+        except GroupError:  # Nothing more can be measured together.
+            raise
+        except Exception as error:
+            if strict:
+                raise
+            note = f"could not be measured: {_reason(error)}"
+            estimate = Estimate(math.nan, converged=False, notes=(note,))
+        yield request, estimate
+
+
+@dataclass(frozen=True)
+class _SharedBlocks:
+    """The blocks of one loss, and what must be noted with every number of theirs."""
+
+    blocks: Blocks
+    notes: tuple[str, ...]
+
+
+def _computation(
+    surface: LossSurface,
+    request: Request,
+    shared: Mapping[tuple[str | None, str | None], _SharedBlocks],
+    seed: int,
+) -> Callable[[], Estimate]:
+    """What computes a measure: of shared blocks where it can, else of the surface."""
+    item, options = request.measure, dict(request.options)
+    found = shared.get((item.gauge, _surrogate(request)))
+    if item.from_blocks is not None and found is not None and _can_share(request):
+        return partial(_estimate_from_blocks, item.from_blocks, found, options)
+    if item.draws:
+        purpose = _SHARED if request.needs else item.name.removeprefix(BALANCED)
+        options["generator"] = child_generator(seed, purpose)
+    return partial(item.function, surface, **options)
+
+
+def _estimate_from_blocks(
+    compute: Callable[..., Estimate], found: _SharedBlocks, options: Mapping[str, Any]
+) -> Estimate:
+    """A measure of shared blocks; the time is its own, and products are those of the sweep."""
+    start = time.perf_counter()
+    estimate = compute(found.blocks, **options)
+    seconds = time.perf_counter() - start
+    return replace(estimate, seconds=seconds, notes=(*found.notes, *estimate.notes))
+
+
+def _surrogate(request: Request) -> str | None:
+    """The loss whose curvature a measure is of, None for the surface's own."""
+    surrogate: str | None = (request.measure.options | dict(request.options)).get("surrogate")
+    return surrogate
+
+
+def _can_share(request: Request) -> bool:
+    """Whether a measure can use the shared sweep: these options need a sweep of their own."""
+    return not {"all_columns", "probes"} & request.options.keys()
+
+
+def _shared_needs(requests: Iterable[Request]) -> dict[str | None, Needs]:
+    """What one sweep of each loss can yield for all measures, by surrogate."""
+    needs: dict[str | None, Needs] = {}
+    for request in filter(_can_share, requests):
+        own, surrogate = request.needs, _surrogate(request)
+        if request.options.get("layers"):  # Its eigenvalues are of other layers.
+            own = replace(own, eigenvalues=False)
+        needs[surrogate] = needs.get(surrogate, Needs()) | own
+    return {surrogate: found for surrogate, found in needs.items() if found.parts}
+
+
+def _sweep(
+    surface: LossSurface, gauge: str | None, needs: Mapping[str | None, Needs], seed: int
+) -> tuple[dict[str | None, _SharedBlocks], str | None]:
+    """Sweep each loss once, and what that took as text."""
+    # Where a sweep fails, the measures that need it sweep for themselves, and raise.
+    start = time.perf_counter()
+    notes: tuple[str, ...] = ()
+    swept: dict[str | None, _SharedBlocks] = {}
+    if gauge is not None:
+        try:
+            balance = partial(balanced_surface, surface)
+            surface, notes = surface.processes.run("the balance", balance)
+        except GroupError:
+            raise
+        except Exception:
+            return {}, None
+    matvecs = surface.matvecs
+    for surrogate, found in needs.items():
+        compute = partial(sweep_blocks, surface, found, surrogate=surrogate)
+        try:
+            generator = child_generator(seed, _SHARED)
+            blocks = surface.processes.run("sweep", partial(compute, generator=generator))
+            swept[surrogate] = _SharedBlocks(blocks, notes)
+        except GroupError:
+            raise
+        except Exception:
+            continue
+    cost, spent = duration(time.perf_counter() - start), surface.matvecs - matvecs
+    if not swept:
+        return {}, None
+    return swept, f"{cost} and {spent} Hessian products" if spent else cost
+
+
+def _reason(error: Exception) -> str:
+    """Why a measure failed; an error that says nothing by itself is named, with its place."""
+    explained = type(error) in (ValueError, RuntimeError, MemoryError)
+    return str(error) if explained and str(error) else describe_error(error)
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """Where and how something was measured.
+
+    Attributes:
+        model: The model's class.
+        parameters: Number of trainable parameters.
+        samples: Number of samples.
+        loss_name: What the loss is called.
+        loss: The loss at the point.
+        gradient_norm: Length of the gradient there; zero at a minimum.
+        weight_decay: Strength of the penalty that was added to the loss.
+        dtype: Precision of the computation.
+        device: Where it ran.
+        products: How Hessian products were computed, if any were.
+        sweep: What the sweep took that measures shared, if there was one.
+        seed: Of everything random.
+        versions: Of the software.
+        finished: When, in UTC.
+        notes: Caveats that hold for every number of the run.
+        data: What the samples are.
+        platform: The machine's system and kind of processor.
+        threads: How many threads torch used.
+        seconds: Wall-clock time of the whole run, None where it was not taken.
+        data_digest: The same for the same samples in the same order; empty if not known.
+    """
+
+    model: str
+    parameters: int
+    samples: int
+    loss_name: str
+    loss: float
+    gradient_norm: float
+    weight_decay: float
+    dtype: str
+    device: str
+    products: str | None
+    sweep: str | None
+    seed: int
+    versions: dict[str, str]
+    finished: str
+    notes: tuple[str, ...]
+    data: str = ""
+    platform: str = ""
+    threads: int = 1
+    seconds: float | None = None
+    data_digest: str = ""
+
+
+def run_info(
+    surface: LossSurface, *, seed: int, sweep: str | None = None, seconds: float | None = None
+) -> RunInfo:
+    """The facts of a run on a surface, with what its shared sweeps and the whole of it took."""
+    loss, gradient = surface.value_and_gradient()
+    descent = descent_note(surface)
+    notes = (*surface.notes, *([descent] if descent else []))
+    return RunInfo(
+        model=type(surface.model).__name__,
+        parameters=surface.size,
+        samples=surface.samples,
+        loss_name=surface.loss_name,
+        loss=loss,
+        gradient_norm=vector_norm(gradient),
+        weight_decay=surface.weight_decay,
+        dtype=surface.functional_model.coarse or str(surface.dtype).removeprefix("torch."),
+        device=str(surface.device),
+        products=surface.product_method if surface.matvecs else None,
+        sweep=sweep,
+        seed=seed,
+        versions={
+            "flatgauge": metadata.version("flatgauge"),
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+        finished=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        notes=notes,
+        data=surface.data_text,
+        platform=f"{platform.system()} {platform.machine()}",
+        threads=torch.get_num_threads(),
+        seconds=seconds,
+        data_digest=surface.data_digest,
+    )
+
+
+@dataclass(frozen=True, repr=False)
+class Report(Mapping[str, Estimate]):
+    """Estimates by the name of their measure, and the facts of the run.
+
+    Attributes:
+        estimates: By name of the measure.
+        facts: What was measured, and how.
+        complete: Whether all that was asked for is there; not if the run was interrupted.
+    """
+
+    estimates: Mapping[str, Estimate]
+    facts: RunInfo
+    complete: bool = True
+
+    def __getitem__(self, name: str) -> Estimate:
+        if name not in self.estimates:
+            raise KeyError(
+                f"`{name}` was not measured; this report has {', '.join(self.estimates)}."
+            )
+        return self.estimates[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.estimates)
+
+    def __len__(self) -> int:
+        return len(self.estimates)
+
+    def __repr__(self) -> str:
+        text = printable(f"{header(self.facts)}\n\n{plain_table(self.estimates)}")
+        return text if self.complete else f"{text}\n{UNFINISHED}"
+
+    def to_frame(self) -> pd.DataFrame:
+        """The estimates as a table, one row per measure.
+
+        Returns:
+            A frame with the index ``measure``.
+        """
+        import pandas as pd
+
+        columns = ("value", "stderr", "data_stderr", "bound", "exact", "converged", "matvecs")
+        rows = {
+            name: {"value": estimate.value, "kind": kind(estimate)}
+            | {column: getattr(estimate, column) for column in (*columns, "seconds")}
+            | {"notes": "; ".join(estimate.notes)}
+            for name, estimate in self.items()
+        }
+        frame = pd.DataFrame.from_dict(rows, orient="index")
+        return frame.rename_axis("measure")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything in the report as plain numbers, strings, lists and dicts.
+
+        Returns:
+            Facts and estimates, but for the contributions of single samples. Numbers that JSON
+            cannot hold are written as "inf", "nan".
+        """
+        contents = {
+            "complete": self.complete,
+            "facts": asdict(self.facts),
+            "measures": {
+                name: {key: value for key, value in vars(estimate).items() if key != "samples"}
+                for name, estimate in self.items()
+            },
+        }
+        found = plain(contents)
+        assert isinstance(found, dict)
+        return found
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """The report as JSON.
+
+        Args:
+            path: Where to write it; None to return it only.
+
+        Returns:
+            The text.
+        """
+        return json_text(self.to_dict(), path)
+
+    @classmethod
+    def from_dict(cls, contents: Mapping[str, Any]) -> Report:
+        """The report that `to_dict` was called on.
+
+        Args:
+            contents: What it gave; what is unknown in them is left out.
+
+        Returns:
+            The report.
+
+        Raises:
+            ValueError: If it is not a report.
+        """
+        measures, facts = contents.get("measures"), contents.get("facts")
+        if not isinstance(measures, dict) or not isinstance(facts, dict):
+            held = ", ".join(f"`{key}`" for key in contents) or "nothing"
+            raise ValueError(
+                f"this is no report: it needs `facts` and `measures`, and holds {held}; give what "
+                "`Report.to_json` or `flatgauge measure --save` wrote."
+            )
+        estimates = {name: _read_record(Estimate, entry, name) for name, entry in measures.items()}
+        complete = bool(contents.get("complete", True))
+        return cls(estimates, _read_record(RunInfo, facts, "facts"), complete)
+
+    @classmethod
+    def from_json(cls, path: str | Path) -> Report:
+        """Read a report that was written, whole or up to an interruption.
+
+        Args:
+            path: What `to_json`, `fg.measure(..., save=)` or ``flatgauge measure`` wrote.
+
+        Returns:
+            The report; `complete` says whether all that was asked for is there.
+        """
+        return cls.from_dict(read_json(path))
+
+    def to_html(
+        self,
+        path: str | Path,
+        *,
+        name: str | None = None,
+        title: str | None = None,
+        certificates: Mapping[str, Certificate] = {},
+        gauges: Mapping[str, GaugeGroup] = {},
+        spectra: Sequence[Drawable] = (),
+        landscapes: Sequence[Drawable] = (),
+        command: str | None = None,
+        remarks: Sequence[str] = (),
+    ) -> Path:
+        """The report as one self-contained page: tables, pictures, provenance, a glossary.
+
+        The page asks the network for nothing, and holds the same numbers as `to_json`.
+        `flatgauge.report.page.write_page` writes one for several models.
+
+        Args:
+            path: Where to write it; an existing file is replaced.
+            name: What the model is called there; None for its class.
+            title: Of the page; None for the name of the model.
+            certificates: What `fg.certify` has shown, by name.
+            gauges: What `fg.find_gauge` has found, by name.
+            spectra: Pictures of spectra.
+            landscapes: Pictures of landscapes.
+            command: The command line that the report came from.
+            remarks: Further sentences for the top of the page.
+
+        Returns:
+            The path.
+        """
+        from flatgauge.report.page import write_page
+
+        return write_page(
+            path,
+            {name or self.facts.model: self},
+            title=title,
+            certificates=certificates,
+            gauges=gauges,
+            spectra=spectra,
+            landscapes=landscapes,
+            command=command,
+            remarks=(*(() if self.complete else (UNFINISHED,)), *remarks),
+        )
+
+    def plot(self, ax: Axes | None = None, *, measure: str | None = None) -> Axes:
+        """Draw bars: the values of a measure layer by layer, or all measures next to each other.
+
+        Args:
+            ax: Where to draw; None for a new figure.
+            measure: Whose layers to draw; None for all measures, on a logarithmic axis.
+
+        Returns:
+            The axes.
+
+        Raises:
+            ValueError: If the measure has no values of layers.
+            KeyError: If it was not measured.
+        """
+        from flatgauge.report.layer_bars import labelled_axis
+        from flatgauge.report.plots.bars import bars_axes
+
+        if measure is not None:
+            layers = self[measure].layers
+            if not layers:
+                having = ", ".join(name for name, e in self.items() if e.layers) or "none"
+                raise ValueError(
+                    f"`{measure}` has no values of layers; the measures that have are {having}."
+                )
+            series = {self.facts.model: list(layers.values())}
+            return bars_axes(list(layers), series, label=labelled_axis(measure), ax=ax)
+        # A value that a logarithmic axis cannot show is named without a bar.
+        shown = [e.value if 0 < e.value < math.inf else math.nan for e in self.values()]
+        label = f"{self.facts.model}, lower is flatter"
+        return bars_axes(list(self), {self.facts.model: shown}, label=label, log=True, ax=ax)
+
+
+def _read_record(kind: type[T], entry: Any, where: str) -> T:
+    """One record from its attributes, as plain numbers and strings."""
+    if not isinstance(entry, dict):
+        raise ValueError(f"`{where}` of this report is {entry!r}; it must hold named values.")
+    found = {}
+    for item in fields(kind):  # type: ignore[arg-type]
+        if item.name in entry:
+            found[item.name] = _read_value(str(item.type), item.name, entry[item.name])
+        elif item.default is MISSING and item.default_factory is MISSING:
+            raise ValueError(f"`{where}` of this report lacks `{item.name}`; measure again.")
+    return kind(**found)
+
+
+def _read_value(kind: str, name: str, value: Any) -> Any:
+    """One attribute: numbers that JSON cannot hold, tuples and tensors become what they were."""
+    if kind.startswith("tuple"):
+        return tuple(value)
+    if kind.startswith("str"):
+        return value
+    value = numbers(value)
+    return {key: _read_tensor(part) for key, part in value.items()} if name == "units" else value
+
+
+def _read_tensor(values: Any) -> Tensor:
+    tensor = torch.tensor(values)
+    # What was written with all digits is read with all digits.
+    return torch.tensor(values, dtype=torch.float64) if tensor.is_floating_point() else tensor

@@ -1,0 +1,239 @@
+"""What was seen of a training run, measurement by measurement."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, overload
+
+from flatgauge.analysis.json_text import json_text, plain
+from flatgauge.analysis.text_table import align_columns, duration
+from flatgauge.estimators.estimate import Estimate
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+#: What can become of a measurement.
+MEASURED, FAILED, DIVERGED = "measured", "failed", "diverged"
+
+
+@dataclass(frozen=True)
+class HistoryRow:
+    """One measurement.
+
+    Attributes:
+        step: Steps of the optimiser so far.
+        epoch: Epochs that were finished.
+        seconds: Since the monitor was made.
+        cost: Seconds that this measurement took.
+        status: ``"measured"``; ``"failed"`` where something could not be measured; ``"diverged"``
+            where the loss, the training loss or a weight is not finite.
+        loss: On the monitor's samples; nan where it could not be taken.
+        gradient_norm: Length of the gradient there.
+        training_loss: The loss that the training loop reported, if any.
+        estimates: By measure.
+        skipped: Measurements that were due since the row before, and left out to keep to the share
+            of the training time.
+        note: What went wrong.
+    """
+
+    step: int
+    epoch: int
+    seconds: float
+    cost: float
+    status: str = MEASURED
+    loss: float = float("nan")
+    gradient_norm: float = float("nan")
+    training_loss: float | None = None
+    estimates: Mapping[str, Estimate] = field(default_factory=dict)
+    skipped: int = 0
+    note: str = ""
+
+    def values(self) -> dict[str, float]:
+        """Every number of the row by name, those of layers as ``measure_by_layer/layer``."""
+        found = {"loss": self.loss, "gradient_norm": self.gradient_norm}
+        for measure, estimate in self.estimates.items():
+            found[measure] = estimate.value
+            # Not `measure/layer`: some trackers keep files, and a file cannot be a folder too.
+            layers = estimate.layers.items()
+            found |= {f"{measure}_by_layer/{layer}": value for layer, value in layers}
+        return found
+
+
+class History(Sequence[HistoryRow]):
+    """The rows of a run, in order.
+
+    Attributes:
+        skipped: Measurements that were due and left out to keep to the share of the training
+            time, those after the last row included.
+    """
+
+    def __init__(self, rows: Sequence[HistoryRow] = (), *, skipped: int = 0) -> None:
+        self._rows = list(rows)
+        self.skipped = skipped
+
+    @overload
+    def __getitem__(self, index: int) -> HistoryRow: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> list[HistoryRow]: ...
+
+    def __getitem__(self, index: int | slice) -> HistoryRow | list[HistoryRow]:
+        return self._rows[index]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[HistoryRow]:
+        return iter(self._rows)
+
+    def __repr__(self) -> str:
+        head = ("step", "epoch", "loss", "‖gradient‖", *self.measures, "took")
+        cells = [
+            (
+                str(row.step),
+                str(row.epoch),
+                f"{row.loss:.4g}",
+                f"{row.gradient_norm:.3g}",
+                *(
+                    str(e) if (e := row.estimates.get(name)) else row.status
+                    for name in self.measures
+                ),
+                duration(row.cost),
+            )
+            for row in self
+        ]
+        lines = align_columns([head, *cells])
+        if self.skipped:
+            lines.append(f"{self.skipped} more were due, and skipped to keep to the share of time")
+        return "\n".join(lines)
+
+    def append(self, row: HistoryRow) -> None:
+        """Add a row."""
+        self._rows.append(row)
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """Every measure of any row, in order."""
+        return tuple(dict.fromkeys(name for row in self for name in row.estimates))
+
+    @property
+    def steps(self) -> list[int]:
+        """The step of every row."""
+        return [row.step for row in self]
+
+    def values(self, measure: str) -> list[float]:
+        """A measure's value in every row, nan where it has none.
+
+        Args:
+            measure: Its name.
+
+        Returns:
+            One number per row.
+        """
+        self._check(measure)
+        return [row.estimates[measure].value if measure in row.estimates else NAN for row in self]
+
+    def to_frame(self) -> pd.DataFrame:
+        """One row per measurement, one column per measure.
+
+        Returns:
+            A frame with the index ``step`` and the columns epoch, seconds, cost, status,
+            training_loss, loss, gradient_norm, the measures, skipped and note.
+        """
+        import pandas as pd
+
+        first = ("epoch", "seconds", "cost", "status", "training_loss", "loss", "gradient_norm")
+        columns = {name: [getattr(row, name) for row in self] for name in first}
+        columns["training_loss"] = [NAN if x is None else x for x in columns["training_loss"]]
+        columns |= {measure: self.values(measure) for measure in self.measures}
+        columns |= {name: [getattr(row, name) for row in self] for name in ("skipped", "note")}
+        return pd.DataFrame(columns, index=pd.Index(self.steps, name="step"))
+
+    def layers(self, measure: str) -> pd.DataFrame:
+        """A measure layer by layer.
+
+        Args:
+            measure: Its name.
+
+        Returns:
+            A frame with the index ``step`` and one column per layer.
+        """
+        import pandas as pd
+
+        self._check(measure)
+        found = [row.estimates[measure].layers if measure in row.estimates else {} for row in self]
+        names = dict.fromkeys(name for layers in found for name in layers)
+        columns = {name: [layers.get(name, NAN) for layers in found] for name in names}
+        return pd.DataFrame(columns, index=pd.Index(self.steps, name="step"))
+
+    def plot(self, measure: str | None = None, ax: Axes | None = None) -> Axes:
+        """Draw the run: every measure over the steps, or one measure layer by layer.
+
+        Args:
+            measure: Whose layers to draw; None for all measures, each over its first value.
+            ax: Where to draw; None for a new figure.
+
+        Returns:
+            The axes, logarithmic where everything is positive. Rows that diverged are marked.
+        """
+        from flatgauge.report.plots.courses import plot_courses
+
+        if measure is None:
+            courses = {name: self.values(name) for name in self.measures}
+            courses["loss"] = [row.loss for row in self]
+            courses = {name: _over_first(values) for name, values in courses.items()}
+            label = "times the first value"
+        else:
+            courses = {str(name): list(column) for name, column in self.layers(measure).items()}
+            label = f"{measure}, by layer"
+        marked = [row.step for row in self if row.status == DIVERGED]
+        return plot_courses(self.steps, courses, label=label, marked=marked, ax=ax)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as plain numbers, strings, lists and dicts.
+
+        Returns:
+            The rows with the values of measures and layers, and how many were skipped.
+        """
+        rows = [
+            {**vars(row), "estimates": {n: _plain(e) for n, e in row.estimates.items()}}
+            for row in self
+        ]
+        contents: dict[str, Any] = plain({"skipped": self.skipped, "rows": rows})
+        return contents
+
+    def to_json(self, path: str | Path | None = None) -> str:
+        """The history as JSON.
+
+        Args:
+            path: Where to write it; None to return it only.
+
+        Returns:
+            The text.
+        """
+        return json_text(self.to_dict(), path)
+
+    def _check(self, measure: str) -> None:
+        """Refuse a measure that no row has."""
+        if measure not in self.measures:
+            raise KeyError(
+                f"`{measure}` is not in this history; there are {', '.join(self.measures)}."
+            )
+
+
+NAN = float("nan")
+
+
+def _over_first(values: Sequence[float]) -> list[float]:
+    """Values over the first of them that is a number other than zero."""
+    first = next((value for value in values if value == value and value), 1.0)
+    return [value / first for value in values]
+
+
+def _plain(estimate: Estimate) -> dict[str, Any]:
+    """What is kept of an estimate."""
+    names = ("value", "stderr", "data_stderr", "bound", "exact", "converged", "layers", "notes")
+    return {name: getattr(estimate, name) for name in names}

@@ -1,0 +1,142 @@
+"""What a page shows beside numbers: certificates, gauges, spectra and landscapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from flatgauge.analysis.certificate import Certificate, certify
+from flatgauge.analysis.landscapes.computing import landscape
+from flatgauge.analysis.progress import Progress
+from flatgauge.analysis.spectra.computing import spectrum
+from flatgauge.report.drawable import Drawable
+from flatgauge.runtime.distributed import GroupError
+from flatgauge.surface.surface import LossSurface, shared_processes
+from flatgauge.symmetry.find import surface_gauge
+from flatgauge.symmetry.gauge import GaugeGroup
+
+#: What can be shown.
+PARTS = ("certificate", "spectrum", "landscape")
+
+#: Samples on which models are certified: invariance does not depend on how many.
+CERTIFIED = 200
+
+#: Samples that spectra and landscapes are of, at most: they take hundreds of passes.
+DRAWN = 2000
+
+#: Random starts of a spectrum, and products for each.
+PROBES, STEPS = 3, 40
+
+#: Points along a line, and along each side of a plane.
+LINE, PLANE = 41, 15
+
+
+@dataclass
+class Illustrations:
+    """What a page shows beside numbers; `vars` of it are keywords of `Report.to_html`.
+
+    Attributes:
+        certificates: By name of the model.
+        gauges: By name of the model.
+        spectra: In several geometries.
+        landscapes: In several spaces.
+        remarks: What could not be shown, and why.
+    """
+
+    certificates: dict[str, Certificate] = field(default_factory=dict)
+    gauges: dict[str, GaugeGroup] = field(default_factory=dict)
+    spectra: list[Drawable] = field(default_factory=list)
+    landscapes: list[Drawable] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)
+
+
+def illustrate(
+    surfaces: Mapping[str, LossSurface],
+    *,
+    parts: Iterable[str] = PARTS,
+    samples: int = DRAWN,
+    seed: int = 0,
+    progress: Progress | None = None,
+    found: Illustrations | None = None,
+) -> Illustrations:
+    """Compute what a page shows beside numbers.
+
+    Args:
+        surfaces: By name of the model.
+        parts: Of `PARTS`.
+        samples: How many samples spectra and landscapes are of, at most.
+        seed: Of everything random.
+        progress: Called before each piece with its name, how many are done, and how many there
+            are.
+        found: What is filled, piece by piece, for one who may be interrupted.
+
+    Returns:
+        What was found. A piece that cannot be had for a model is told in the remarks.
+
+    Raises:
+        ValueError: If there is no such part.
+        GroupError: If the processes that measure together cannot go on.
+    """
+    wanted = set(parts)
+    if unknown := wanted - set(PARTS):
+        raise ValueError(
+            f"there is no part {', '.join(map(repr, sorted(unknown)))}; the parts are "
+            f"{', '.join(PARTS)}."
+        )
+    found = Illustrations() if found is None else found
+    processes = shared_processes(surfaces.values())
+    pieces = _pieces(dict(surfaces), wanted, seed, found, samples)
+    if any(surface.samples > samples for surface in surfaces.values()) and wanted - {PARTS[0]}:
+        found.remarks.append(f"pictures are of the first {samples:,} samples")
+    for done, (name, compute) in enumerate(pieces):
+        if progress is not None:
+            progress(name, done, len(pieces))
+        try:
+            processes.run(name, compute)
+        except GroupError:
+            raise
+        except Exception as error:  # The user's model is read and run in ways of many kinds.
+            found.remarks.append(f"no {name}: {str(error) or type(error).__name__}")
+    return found
+
+
+def _pieces(
+    surfaces: dict[str, LossSurface],
+    wanted: set[str],
+    seed: int,
+    found: Illustrations,
+    samples: int,
+) -> list[tuple[str, Callable[[], None]]]:
+    """What is to be computed, by name."""
+    several = len(surfaces) > 1
+    few = {n: s.subset(samples) if s.samples > samples else s for n, s in surfaces.items()}
+    drawn: Any = few if several else next(iter(few.values()))
+    pieces: list[tuple[str, Callable[[], None]]] = []
+
+    def certified(name: str, surface: LossSurface) -> None:
+        found.gauges[name] = surface_gauge(surface)
+        found.certificates[name] = certify(
+            surface.subset(CERTIFIED), trials=1 if several else 3, seed=seed
+        )
+
+    def spread(geometry: str) -> None:
+        found.spectra.append(
+            spectrum(drawn, geometry=geometry, probes=PROBES, steps=STEPS, seed=seed)
+        )
+
+    def drawing(space: str, dims: int) -> None:
+        points = LINE if dims == 1 else PLANE
+        found.landscapes.append(landscape(drawn, space=space, dims=dims, points=points, seed=seed))
+
+    if "certificate" in wanted:
+        for name, surface in surfaces.items():
+            pieces.append((f"certificate of {name}", partial(certified, name, surface)))
+    if "spectrum" in wanted:
+        for geometry in ("weights", "per weight"):
+            pieces.append((f"spectrum ({geometry})", partial(spread, geometry)))
+    if "landscape" in wanted:
+        for space, dims in (("layers", 1), ("filters", 2), ("basis_paths", 2)):
+            pieces.append((f"landscape ({space})", partial(drawing, space, dims)))
+    return pieces

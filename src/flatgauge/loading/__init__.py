@@ -1,0 +1,1 @@
+"""Data sets, checkpoints and the user's own code, by name or path."""

@@ -1,0 +1,461 @@
+"""Data sets by name: built-in ones, `.npz` files, and what a user's own function returns.
+
+`load_dataset` takes what the user wrote and returns `Samples`, inputs and targets as tensors; what
+a user's own function returns is passed on untouched. Readers return a pair of tensors each.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flatgauge.loading import user_code
+from flatgauge.loading.files import check_readable, expand
+from flatgauge.loading.image_files import from_bytes, load_cifar10, load_idx, sample_count
+
+
+class _Pair(NamedTuple):
+    """Inputs and targets."""
+
+    inputs: Tensor
+    targets: Tensor
+
+
+class Samples(_Pair):
+    """Inputs and targets of a data set: a pair, so `inputs, targets = samples` works.
+
+    Attributes:
+        inputs: One sample per row: images (N, C, H, W) with values in [0, 1] unless
+            normalised, or whatever shape the user's file has.
+        targets: Class numbers as int64, or float32 for regression.
+        name: The data set.
+        split: Which part of it.
+        classes: What the class numbers mean, where it is known.
+        notes: How their numbers differ from those in the file.
+
+    Example:
+        >>> samples = Samples(torch.zeros(5, 2), torch.zeros(5), name="zeros", split="train")
+        >>> samples
+        Samples(zeros, train: inputs (5, 2) float32, targets (5,) float32)
+        >>> inputs, targets = samples
+    """
+
+    name: str
+    split: str
+    classes: tuple[str, ...]
+    notes: tuple[str, ...]
+
+    def __new__(
+        cls,
+        inputs: Tensor,
+        targets: Tensor,
+        *,
+        name: str = "",
+        split: str = "",
+        classes: tuple[str, ...] = (),
+        notes: tuple[str, ...] = (),
+    ) -> Samples:
+        """Make the pair and attach its description."""
+        samples = super().__new__(cls, inputs, targets)
+        samples.name, samples.split, samples.classes = name, split, classes
+        samples.notes = notes
+        return samples
+
+    def __repr__(self) -> str:
+        parts = ", ".join(
+            f"{field} {tuple(tensor.shape)} {str(tensor.dtype)[6:]}"
+            for field, tensor in zip(self._fields, self, strict=True)
+        )
+        return f"{type(self).__name__}({self.name}, {self.split}: {parts})"
+
+
+def _check_limit(limit: int | None) -> None:
+    """Refuse a number of samples that is not a positive whole number, or None for all."""
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+        raise ValueError(
+            f"`limit={limit!r}` leaves no samples; needed is a whole number of at least 1; "
+            f"leave it out to take all."
+        )
+
+
+def normalise(
+    inputs: Tensor, mean: float | Sequence[float] | None, std: float | Sequence[float] | None
+) -> Tensor:
+    """Subtract a mean and divide by a standard deviation, per channel (axis 1), in place."""
+    for name, given in (("mean", mean), ("std", std)):
+        if given is None:
+            continue
+        if not inputs.is_floating_point():
+            raise ValueError(
+                f"`{name}` was given for inputs of dtype {str(inputs.dtype)[6:]}; needed are "
+                f"floats; leave it out, or store the inputs as floats."
+            )
+        values = torch.as_tensor(given, dtype=inputs.dtype).flatten()
+        channels = inputs.shape[1] if inputs.dim() > 1 else 1
+        if len(values) not in (1, channels):
+            raise ValueError(
+                f"`{name}` has {len(values)} numbers for inputs {tuple(inputs.shape)}; needed "
+                f"is one number, or one for each of {channels} channels."
+            )
+        floor = 0.0 if name == "std" else -math.inf
+        if not all(floor < value < math.inf for value in values.tolist()):
+            kind = "finite numbers above zero" if name == "std" else "finite numbers"
+            raise ValueError(f"`{name}={given!r}` cannot be used; needed are {kind}.")
+        values = values.view([1, -1] + [1] * (inputs.dim() - 2)) if inputs.dim() > 1 else values
+        inputs = inputs.sub_(values) if name == "mean" else inputs.div_(values)
+    return inputs
+
+
+def load_digits(*, split: str, limit: int | None) -> tuple[Tensor, Tensor]:
+    """Read the images (N, 1, 8, 8) in [0, 1] and labels (N,) of scikit-learn's digits."""
+    # The set is not split by its authors: every fifth sample of each class is for testing. That
+    # needs no random numbers, and keeps the classes balanced and the order of the samples.
+    try:
+        from sklearn.datasets import load_digits as load
+    except ImportError as error:
+        raise ImportError(
+            "`digits` comes with scikit-learn, which is not installed; run "
+            '`pip install "flatgauge[data]"`.'
+        ) from error
+    bunch = load()
+    labels = np.asarray(bunch.target, np.int64)
+    rank = np.zeros_like(labels)  # how many of its class came before each sample
+    for label in range(10):
+        rank[labels == label] = np.arange((labels == label).sum())
+    chosen = np.flatnonzero((rank % 5 == 4) == (split == "test"))
+    chosen = chosen[: sample_count(limit, len(chosen), f"`digits` ({split})")]
+    images = np.asarray(bunch.images, np.float32)[chosen, None] / np.float32(16.0)
+    return torch.from_numpy(images), torch.from_numpy(labels[chosen])
+
+
+#: Names that the arrays of an `.npz` file may have.
+_PAIRS = (("inputs", "targets"), ("x", "y"))
+
+
+def load_npz(path: str, *, split: str, limit: int | None) -> tuple[Tensor, Tensor, tuple[str, ...]]:
+    """Read inputs and targets from an `.npz` file.
+
+    Looked for are `inputs_SPLIT` and `targets_SPLIT`, or `x_SPLIT` and `y_SPLIT`, then, for
+    the split ``"train"``, the same names without it. Shapes are left as they are. Inputs of
+    dtype uint8 are taken for images and divided by 255, as the built-in sets are; other whole
+    numbers (token ids) become int64, floats become float32. Targets become int64, or float32 if
+    they are floats. What this changes about the numbers is noted, or refused where they do not fit.
+
+    Returns:
+        Inputs and targets, and notes on how their numbers were changed.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If it does not hold such arrays, or numbers that cannot be converted.
+    """
+    file = expand(path)
+    check_readable(file)
+    if not os.path.isfile(file):
+        raise FileNotFoundError(
+            f"`{path}` is not a file, seen from `{Path.cwd()}`; needed is an `.npz`, as "
+            f"`numpy.savez` writes it; check the path."
+        )
+    inputs, targets = _read_npz(file, split)
+    if not inputs.ndim or not targets.ndim or len(inputs) != len(targets) or not len(inputs):
+        raise ValueError(
+            f"`{path}` has inputs of shape {inputs.shape}, targets of shape {targets.shape}; "
+            f"needed is one target per input along the first axis, and at least one."
+        )
+    taken = sample_count(limit, len(inputs), f"`{path}`")
+    notes = [*_conversions("inputs", inputs), *_conversions("targets", targets)]
+    kind = np.float32 if targets.dtype.kind == "f" else np.int64
+    labels = _convert("targets", targets[:taken], kind, path)
+    return _convert_inputs(inputs[:taken], path), labels, tuple(notes)
+
+
+def _read_npz(path: Path, split: str) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Read the two arrays, whatever they are called."""
+    with path.open("rb") as stream:  # numpy leaves a file it opened itself open on an error
+        try:
+            archive = np.load(stream, allow_pickle=False)
+        except Exception as error:  # Damaged files end in nearly every kind of error.
+            raise ValueError(_damage_message(path, error)) from error
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise ValueError(
+                f"`{path}` holds one array without a name; needed are inputs and targets; write "
+                f"it with `numpy.savez(path, inputs=..., targets=...)`."
+            )
+        left, right = _choose_names(list(archive), split, path)
+        return _read_array(archive, left, path), _read_array(archive, right, path)
+
+
+def _read_array(archive: Mapping[str, Any], name: str, path: Path) -> NDArray[Any]:
+    """Read one array of numbers."""
+    try:
+        array = np.asarray(archive[name])
+    except Exception as error:
+        if "Object arrays" in str(error):
+            raise ValueError(_dtype_message(path, name, "object")) from error
+        raise ValueError(_damage_message(path, error)) from error
+    if array.dtype.kind not in "biuf":
+        raise ValueError(_dtype_message(path, name, str(array.dtype)))
+    return array
+
+
+def _choose_names(found: list[str], split: str, path: Path) -> tuple[str, str]:
+    """Choose the names of the pair for a split."""
+    pairs = [(f"{left}_{split}", f"{right}_{split}") for left, right in _PAIRS]
+    plain = [pair for pair in _PAIRS if set(pair) <= set(found)]
+    usable = [pair for pair in pairs if set(pair) <= set(found)]
+    usable += plain if split == "train" else []
+    if usable:
+        return usable[0]
+    looked = ", ".join(f"`{left}`/`{right}`" for left, right in [*pairs, *_PAIRS])
+    there = ", ".join(f"`{name}`" for name in found) or "nothing"
+    if plain:
+        raise ValueError(
+            f"`{path}` holds {there} and no split {split!r}; leave `split` out to take what "
+            f"there is, or store the split under one of {looked}."
+        )
+    raise ValueError(
+        f"`{path}` holds {there}; needed is one of the pairs {looked}; rename the arrays."
+    )
+
+
+def _convert_inputs(array: NDArray[Any], path: str) -> Tensor:
+    """Inputs of a model: images as numbers in [0, 1], token ids as int64, the rest as float32."""
+    if array.dtype == np.uint8:
+        return from_bytes(array)
+    kind = np.int64 if array.dtype.kind in "iu" else np.float32
+    return _convert("inputs", array, kind, path)
+
+
+def _convert(role: str, array: NDArray[Any], kind: Any, path: str) -> Tensor:
+    """Convert an array to another dtype; refuse numbers that do not fit."""
+    if np.can_cast(array.dtype, kind):
+        return torch.from_numpy(array.astype(kind))
+    limits: Any = np.iinfo(kind) if kind is np.int64 else np.finfo(kind)
+    numbers = array[np.isfinite(array)]
+    low, high = (numbers.min(), numbers.max()) if numbers.size else (0, 0)
+    if low < limits.min or high > limits.max:
+        raise ValueError(
+            f"the {role} in `{path}` are {array.dtype} and go from {low:g} to {high:g}, which does "
+            f"not fit {np.dtype(kind)}, as which they are read; scale them, or give data from a "
+            "function of your own (`--data file.py:factory`)."
+        )
+    return torch.from_numpy(array.astype(kind))
+
+
+def _conversions(role: str, array: NDArray[Any]) -> list[str]:
+    """Notes on what reading changes about the numbers of an array."""
+    if role == "inputs" and array.dtype == np.uint8:
+        return ["the inputs are uint8, taken for images and divided by 255"]
+    if role == "inputs" and array.dtype.kind == "b":
+        return ["the inputs are bool, read as 0 and 1 in float32"]
+    if array.dtype.kind == "f" and array.dtype.itemsize > 4:
+        return [f"the {role} are {array.dtype}, rounded to float32"]
+    return []
+
+
+def _damage_message(path: Path, error: Exception) -> str:
+    """The message for a file that is not a whole `.npz`."""
+    return (
+        f"`{path}` is cut short or not an `.npz` ({type(error).__name__}: {error}); needed is "
+        f"what `numpy.savez` writes; save it again."
+    )
+
+
+def _dtype_message(path: Path, name: str, dtype: str) -> str:
+    """The message for an array that is not made of numbers."""
+    return (
+        f"`{name}` in `{path}` is an array of dtype {dtype}; needed are numbers; convert it, "
+        f"for example with `.astype('float32')`, and save it again."
+    )
+
+
+_DIGITS = tuple("0123456789")
+
+
+_FASHION = (
+    *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
+    *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+)
+
+
+_CIFAR10 = (
+    *("airplane", "automobile", "bird", "cat", "deer"),
+    *("dog", "frog", "horse", "ship", "truck"),
+)
+
+
+@dataclass(frozen=True)
+class Builtin:
+    """A data set flatgauge knows by name.
+
+    Attributes:
+        usage: How it is written: its name, and ``:DIR`` if it is read from a folder.
+        classes: What the class numbers mean.
+    """
+
+    usage: str
+    about: str
+    classes: tuple[str, ...]
+    load: Callable[..., tuple[Tensor, Tensor]]
+
+
+_ALL = (
+    Builtin("digits", "1,797 digits of 8×8 pixels, from scikit-learn", _DIGITS, load_digits),
+    Builtin(
+        "mnist:DIR",
+        "MNIST, 28×28 pixels, IDX files in DIR",
+        _DIGITS,
+        partial(load_idx, subfolders=("raw", "MNIST/raw", "MNIST", "mnist")),
+    ),
+    Builtin(
+        "fashion-mnist:DIR",
+        "Fashion-MNIST, 28×28 pixels, IDX files in DIR",
+        _FASHION,
+        partial(load_idx, subfolders=("raw", "FashionMNIST/raw", "FashionMNIST", "fashion-mnist")),
+    ),
+    Builtin(
+        "cifar10:DIR",
+        "CIFAR-10, 3×32×32 pixels, binary or Python batches in DIR",
+        _CIFAR10,
+        load_cifar10,
+    ),
+)
+
+
+BUILTIN: Mapping[str, Builtin] = MappingProxyType(
+    {builtin.usage.partition(":")[0]: builtin for builtin in _ALL}
+)
+"""The built-in data sets, by name."""
+
+
+def load_dataset(
+    spec: str,
+    *,
+    split: str = "train",
+    limit: int | None = None,
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
+) -> Any:
+    """Read the data a specification names.
+
+    Args:
+        spec: A built-in name (``digits``, ``mnist:DIR``, ...: see `BUILTIN`), a path to an
+            ``.npz``, or ``path/to/file.py:factory`` or ``package.module:factory``. A factory is
+            called with ``split`` and, if given, ``limit``, as far as it has such arguments.
+        split: ``"train"`` or ``"test"``; an ``.npz`` and a factory may have others.
+        limit: Take only that many samples, from the first one on.
+        mean: Subtracted per channel, from values in [0, 1].
+        std: Divided by per channel, after that.
+
+    Returns:
+        `Samples`, a pair of inputs and targets; from a factory, what it returns, untouched.
+
+    Raises:
+        ValueError: If nothing is known by that name, or what it names cannot be read.
+
+    Example:
+        >>> load_dataset("digits", split="test", limit=100)
+        Samples(digits, test: inputs (100, 1, 8, 8) float32, targets (100,) int64)
+    """
+    _check_limit(limit)
+    name, colon, folder = spec.partition(":")
+    classes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    if name in BUILTIN:
+        _check_usage(spec, name, folder, split)
+        classes, load = BUILTIN[name].classes, BUILTIN[name].load
+        place = (folder,) if folder else ()
+        inputs, targets = load(*place, split=split, limit=limit)
+    elif spec.endswith(".npz"):
+        name = spec
+        inputs, targets, notes = load_npz(spec, split=split, limit=limit)
+    elif colon or spec.endswith(".py"):
+        _refuse_options(spec, mean=mean, std=std)
+        return _from_factory(spec, split, limit)
+    else:
+        raise ValueError(_unknown_message(spec))
+    inputs = normalise(inputs, mean, std)
+    return Samples(inputs, targets, name=name, split=split, classes=classes, notes=notes)
+
+
+def _check_usage(spec: str, name: str, folder: str, split: str) -> None:
+    """Refuse a built-in name written with too little or too much, and splits it lacks."""
+    usage = BUILTIN[name].usage
+    if not folder and usage != name:
+        raise ValueError(
+            f"`{spec}` lacks the folder its files are in; write `{usage}`, with DIR your own."
+        )
+    if spec != name and usage == name:
+        raise ValueError(f"`{spec}` has {folder!r} too many; `{name}` needs no folder; drop it.")
+    if split not in ("train", "test"):
+        raise ValueError(f"`split={split!r}` is unknown; `{name}` has 'train' and 'test'.")
+
+
+def _from_factory(spec: str, split: str, limit: int | None) -> Any:
+    """Return what a user's function returns, or what a user's name stands for."""
+    try:
+        found = user_code.resolve(spec)
+    except (ModuleNotFoundError, ValueError):
+        if not spec.partition(":")[0].replace("-", "_").isidentifier():
+            raise  # a path or a dotted module: its own message says more
+        raise ValueError(_unknown_message(spec)) from None
+    options: dict[str, object] = {"split": split} if split != "train" else {}
+    options |= {} if limit is None else {"limit": limit}
+    if not callable(found):
+        _refuse_options(spec, **options)
+        return found
+    named, others = _keywords(found)
+    if not others:
+        _refuse_options(spec, **{key: value for key, value in options.items() if key not in named})
+    if "split" in named:
+        options["split"] = split
+    data = user_code.call_factory(spec, found, **options)
+    if data is None:
+        raise TypeError(f"`{spec}` returned None; needed are data; let it `return` them.")
+    return data
+
+
+def _keywords(factory: Callable[..., Any]) -> tuple[set[str], bool]:
+    """The keywords a factory names, and whether it takes any others."""
+    try:
+        parameters = inspect.signature(factory).parameters.values()
+    except (TypeError, ValueError):
+        return set(), False
+    named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    return named, any(p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+def _refuse_options(spec: str, **options: object) -> None:
+    """Refuse options that cannot be applied to a user's own data."""
+    for name, value in options.items():
+        if value is not None:
+            own = name in ("split", "limit")
+            advice = f"give it an argument `{name}`" if own else "normalise there"
+            raise ValueError(
+                f"`{name}={value!r}` cannot be applied to the data of `{spec}`, which are used "
+                f"as they come; {advice}, or leave it out."
+            )
+
+
+def _unknown_message(spec: str) -> str:
+    """The message for an unknown name: what can be written, and what was probably meant."""
+    name = spec.partition(":")[0].lower().replace("_", "-")
+    close = difflib.get_close_matches(name, BUILTIN, n=1)
+    hint = f"; did you mean `{BUILTIN[close[0]].usage}`?" if close else "."
+    known = ", ".join(f"`{builtin.usage}`" for builtin in BUILTIN.values())
+    return (
+        f"`{spec}` is not known as data; needed is one of {known}, a path to an `.npz`, "
+        f"`path/to/file.py:factory` or `package.module:factory`{hint}"
+    )

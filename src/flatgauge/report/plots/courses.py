@@ -1,0 +1,63 @@
+"""How numbers go over the steps of a training run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from flatgauge.report.plots.colours import colour, dashes, shape
+from flatgauge.report.plots.texts import plain_label
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+
+def plot_courses(
+    steps: Sequence[int],
+    courses: Mapping[str, Sequence[float]],
+    *,
+    label: str,
+    marked: Sequence[int] = (),
+    ax: Axes | None = None,
+) -> Axes:
+    """Draw a line with points for every course.
+
+    Args:
+        steps: Where the numbers were taken.
+        courses: The numbers, one per step; what is not finite is left out.
+        label: Of the vertical axis.
+        marked: Steps at which the training diverged.
+        ax: Where to draw; None for a new figure.
+
+    Returns:
+        The axes, logarithmic if all numbers are positive.
+    """
+    if ax is None:
+        from matplotlib.figure import Figure
+
+        ax = Figure(figsize=(6.4, 3.6), layout="constrained").subplots()
+    finite = [value for values in courses.values() for value in values if math.isfinite(value)]
+    for number, (name, values) in enumerate(courses.items()):
+        shown = [value if math.isfinite(value) else math.nan for value in values]
+        ax.plot(
+            steps,
+            shown,
+            color=colour(number),
+            linestyle=dashes(number)[0],
+            marker=shape(number)[0],
+            markersize=4,
+            linewidth=1.6,
+            label=plain_label(name),
+        )
+    for place, step in enumerate(marked):
+        told = "diverged" if place == 0 else None
+        ax.axvline(step, color="grey", linewidth=1.2, linestyle=":", label=told)
+    if finite and min(finite) > 0:
+        ax.set_yscale("log")
+    ax.set_xlabel("step")
+    ax.set_ylabel(plain_label(label))
+    ax.spines[["top", "right"]].set_visible(False)
+    if courses or marked:
+        ax.legend(frameon=False, fontsize="small")
+    return ax

@@ -1,0 +1,1 @@
+"""The process: leaving the model as found, memory and threads, groups of processes."""

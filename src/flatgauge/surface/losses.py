@@ -1,0 +1,565 @@
+"""Losses: a sum over samples, what divides it, and its second derivatives by the outputs.
+
+What enters: what the user gave as `loss` (a name, a torch module, a callable, None for the model's
+own). What leaves: a `Loss`. The mean over a data set is the sum of `total` over its chunks, divided
+by the sum of `count`. Named losses know their count and Hessian; for a callable `reduction` finds
+the count, and its Hessian is differentiated.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from flatgauge.estimators.linalg import to_float64
+from flatgauge.runtime.user_errors import locate_errors
+from flatgauge.surface.loss_hessian import DiagonalHessian, LossHessian, SoftmaxHessian
+from flatgauge.surface.targets import (
+    IGNORED,
+    align_labels,
+    check_label_lists,
+    check_labels,
+    check_layout,
+    check_not_negative,
+    check_signs,
+    check_unit_interval,
+    label_count,
+)
+
+#: Refuses targets, from the name of a loss, the tensor that it reads, and the targets.
+Check = Callable[[str, Tensor, Any], None]
+
+
+class Loss:
+    """A mean loss, as the sum over samples and what divides it.
+
+    Attributes:
+        name: How it is called in reports.
+        notes: How what the user gave was read.
+        own: Whether the model computes the loss itself (`output.loss`).
+        knows_count: Whether `count` is known; else `total` returns a mean.
+        has_hessian: Whether `hessian` is known.
+        last_op: The operation that the model must end in for `hessian`, by whose input it is.
+        may_be_undefined: Whether samples can have no loss, depending on the outputs. They add
+            nothing to the total, and must not be counted.
+        ignored: The label that is left out, if there is one.
+        own_differs: What to do if the model computes another loss from the same labels:
+            ``"ignore"`` it, ``"refuse"``, or ``"take"`` the model's.
+    """
+
+    name: str
+    notes: tuple[str, ...] = ()
+    own = False
+    knows_count = True
+    has_hessian = False
+    last_op: str | None = None
+    may_be_undefined = False
+    ignored: int | None = None
+    own_differs: Literal["ignore", "refuse", "take"] = "ignore"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Loss:
+        return self  # It does not change, and may hold the user's function.
+
+    def total(self, output: Any, target: Any) -> Tensor:
+        """The sum of the loss over a chunk; its mean where the count is not known."""
+        raise NotImplementedError
+
+    def count(self, target: Any) -> float:
+        """What the sum is divided by."""
+        raise NotImplementedError
+
+    def check(self, output: Any, target: Any) -> None:
+        """Refuse targets that do not fit the output."""
+
+    def hessian(self, logits: Tensor, target: Any) -> LossHessian:
+        """The second derivatives of the total by the prediction, or by the input of `last_op`."""
+        raise NotImplementedError
+
+    def is_defined(self, outputs: Tensor) -> Tensor:
+        """Which samples have a loss."""
+        raise NotImplementedError
+
+    def term_size(self, outputs: Tensor) -> Tensor:
+        """The size of the terms of each sample's second derivatives, which may cancel."""
+        raise NotImplementedError
+
+
+class Elementwise(Loss):
+    """A loss averaged over samples and outputs, such as the squared error.
+
+    `second` gives its second derivative by the outputs, from outputs and targets; `options` are
+    tensors that go to the function.
+    """
+
+    has_hessian = True
+
+    def __init__(
+        self,
+        name: str,
+        function: Callable[..., Tensor],
+        second: Callable[[Tensor, Tensor], Tensor],
+        check_values: Check | None = None,
+        **options: Tensor,
+    ) -> None:
+        self.name, self._function, self._second = name, function, second
+        self._check_values, self._options = check_values, options
+
+    def total(self, output: Any, target: Tensor) -> Tensor:
+        """The sum over samples and outputs."""
+        guess = prediction(output)
+        extra = {key: value.to(guess) for key, value in self._options.items()}
+        total: Tensor = self._function(guess, target.to(guess), reduction="sum", **extra)
+        return total
+
+    def count(self, target: Tensor) -> float:
+        """The number of targets."""
+        return float(target.numel())
+
+    def check(self, output: Any, target: Any) -> None:
+        """Refuse targets of another shape than the outputs, or of impossible values."""
+        guess = prediction(output)
+        if not isinstance(target, Tensor) or target.shape != guess.shape:
+            given = tuple(target.shape) if isinstance(target, Tensor) else type(target).__name__
+            raise ValueError(
+                f"`loss={self.name!r}` compares outputs of shape {tuple(guess.shape)} with targets "
+                f"of shape {given}, which would be broadcast silently; give targets of the "
+                "outputs' shape (`y[:, None]` for one output, `F.one_hot(y, classes).float()` for "
+                "class labels)."
+            )
+        if self._check_values is not None:
+            self._check_values(self.name, guess, target)
+
+    def hessian(self, logits: Tensor, target: Tensor) -> DiagonalHessian:
+        """A diagonal matrix."""
+        values = self._second(to_float64(logits.detach()), to_float64(target))
+        return DiagonalHessian(values.expand(logits.shape).contiguous())
+
+
+class LabelLoss(Loss):
+    """A loss of class labels; outputs are (N, C), (N, C, ...) or (N, T, C).
+
+    With `second`, classes are the second dimension if both readings fit.
+    """
+
+    has_hessian = True
+
+    def __init__(
+        self,
+        *,
+        weight: Tensor | None = None,
+        ignored: int = IGNORED,
+        smoothing: float = 0.0,
+        second: bool = False,
+    ) -> None:
+        self.weight, self.ignored, self.smoothing, self._second = weight, ignored, smoothing, second
+
+    def count(self, target: Tensor) -> float:
+        """The denominator that torch uses for class labels or class probabilities."""
+        assert self.ignored is not None
+        return label_count(target, self.weight, self.ignored)
+
+    def check(self, output: Any, target: Any) -> None:
+        """Refuse labels that torch would answer with an index error, or misread."""
+        logits = prediction(output)
+        check_labels(self.name, logits, target, self.ignored)
+        if not self._second:
+            check_layout(self.name, logits, target)
+
+    def _torch_options(self, logits: Tensor) -> dict[str, Any]:
+        """What torch's functions take apart from logits and labels."""
+        weight = None if self.weight is None else self.weight.to(logits)
+        return {"weight": weight, "ignore_index": self.ignored, "reduction": "sum"}
+
+    def hessian(self, logits: Tensor, target: Tensor) -> SoftmaxHessian:
+        """Every position's share in the loss times (diag p − p pᵀ)."""
+        last = logits.dim() > 2 and align_labels(logits, target)[0].shape != logits.shape
+        axis = -1 if last else 1
+        moved = to_float64(logits.detach()).movedim(axis, -1)  # (n, ..., classes)
+        classes = moved.shape[-1]
+        scale = moved.new_ones(classes) if self.weight is None else self.weight.to(moved)
+        if target.is_floating_point():
+            shares = target.to(moved).movedim(axis, -1) @ scale
+            shares = (1 - self.smoothing) * shares + self.smoothing * scale.mean()
+        else:
+            assert self.ignored is not None
+            labels = target.long()
+            kept = (labels != self.ignored).to(moved)
+            labels = labels.where(labels != self.ignored, 0)
+            shares = kept * ((1 - self.smoothing) * scale[labels] + self.smoothing * scale.mean())
+
+        def restore(factors: Tensor) -> Tensor:
+            return factors.reshape(moved.shape).movedim(-1, axis)
+
+        probabilities = moved.softmax(-1).reshape(len(moved), -1, classes)
+        shares = shares.reshape(len(moved), -1)
+        return SoftmaxHessian(probabilities, shares, restore, logits.dtype, axis % logits.dim())
+
+
+class CrossEntropy(LabelLoss):
+    """Softmax cross-entropy of logits."""
+
+    name = "cross_entropy"
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        plain = self.weight is None and self.ignored == IGNORED and self.smoothing == 0
+        self.own_differs = "refuse" if plain else "ignore"
+
+    def total(self, output: Any, target: Tensor) -> Tensor:
+        """The sum over positions."""
+        logits, labels = align_labels(prediction(output), target)
+        return F.cross_entropy(
+            logits, labels, label_smoothing=self.smoothing, **self._torch_options(logits)
+        )
+
+
+class NLL(LabelLoss):
+    """Negative log-likelihood of log-probabilities, for models that end in log-softmax."""
+
+    name = "nll"
+    last_op = "log_softmax"
+
+    def total(self, output: Any, target: Tensor) -> Tensor:
+        """The sum over positions."""
+        logs, labels = align_labels(prediction(output), target)
+        return F.nll_loss(logs, labels, **self._torch_options(logs))
+
+    def check(self, output: Any, target: Any) -> None:
+        """Refuse probabilities too."""
+        if isinstance(target, Tensor) and target.is_floating_point():
+            raise ValueError(
+                f"`loss='nll'` needs integer class labels, but got {target.dtype} targets of shape "
+                f"{tuple(target.shape)}; give labels, or for class probabilities use "
+                "`loss='cross_entropy'` on a model that ends before its log-softmax."
+            )
+        super().check(output, target)
+
+
+class NormalizedCrossEntropy(Loss):
+    """Cross-entropy of logits divided by their standard deviation over the classes.
+
+    Equation (20) to (22) of Tsuzuku et al. 2019: neither scaling nor shifting the outputs
+    changes it. A sample with constant logits has none.
+    """
+
+    name = "normalized_cross_entropy"
+    may_be_undefined = True
+
+    def __init__(self, ignored: int = IGNORED) -> None:
+        self._left_out = ignored
+
+    def total(self, output: Any, target: Tensor) -> Tensor:
+        """The sum over samples."""
+        logits = prediction(output)
+        kept = self.is_defined(logits)
+        # Constant logits are replaced before they are divided by zero, not after.
+        safe = torch.arange(logits.shape[1], device=logits.device).to(logits)
+        logits = torch.where(kept[:, None], logits, safe)
+        labels = target.long()
+        labels = labels.where(kept & (labels != self._left_out), IGNORED)
+        std = logits.std(dim=1, correction=0, keepdim=True)
+        return F.cross_entropy(logits / std, labels, ignore_index=IGNORED, reduction="sum")
+
+    def count(self, target: Tensor) -> float:
+        """The number of labels that are not left out."""
+        return label_count(target, None, self._left_out)
+
+    def check(self, output: Any, target: Any) -> None:
+        """Refuse all but outputs (N, classes) and labels (N,)."""
+        logits = prediction(output)
+        labels = isinstance(target, Tensor) and not target.is_floating_point()
+        if not labels or logits.dim() != 2 or target.shape != logits.shape[:1]:
+            kind = target.dtype if isinstance(target, Tensor) else type(target).__name__
+            shape = f" of shape {tuple(target.shape)}" if isinstance(target, Tensor) else ""
+            raise ValueError(
+                f"`surrogate={self.name!r}` is a loss of outputs (N, classes) and class labels "
+                f"(N,), but the outputs have shape {tuple(logits.shape)} and the targets are "
+                f"{kind}{shape}; pass `surrogate=None` to measure the surface's own loss."
+            )
+        check_labels(self.name, logits, target, self._left_out)
+
+    def is_defined(self, outputs: Tensor) -> Tensor:
+        """Which samples have logits that are not constant."""
+        return (outputs != outputs[:, :1]).any(dim=1)
+
+    def term_size(self, outputs: Tensor) -> Tensor:
+        """One over the variance of the logits."""
+        variance = to_float64(outputs.detach()).var(dim=1, correction=0)
+        return (1 / variance).where(self.is_defined(outputs), 0.0)
+
+
+class CustomLoss(Loss):
+    """A user's mean loss; `reduction` finds what its mean is taken over."""
+
+    knows_count = False
+
+    def __init__(self, function: Callable[[Any, Any], Any]) -> None:
+        self.name = str(getattr(function, "__name__", type(function).__name__))
+        _check_signature(function, self.name)
+        self._function, self._check_values = function, _target_check(function)
+
+    def total(self, output: Any, target: Any) -> Tensor:
+        """The mean over the chunk."""
+        with locate_errors(f"the loss {self.name!r}"):
+            value = self._function(output, target)
+        return _as_scalar(value, self.name)
+
+    def check(self, output: Any, target: Any) -> None:
+        """Refuse what torch's losses misread."""
+        if self._check_values is not None:
+            self._check_values(self.name, prediction(output), target)
+
+
+class ModelLoss(Loss):
+    """The loss that a Hugging Face model returns with its output."""
+
+    name = "output.loss"
+    own = True
+    knows_count = False
+
+    def total(self, output: Any, target: Any) -> Tensor:
+        """The mean over the chunk."""
+        value = getattr(output, "loss", None)
+        if value is None and isinstance(output, Mapping):
+            value = output.get("loss")
+        if value is None:
+            raise ValueError(
+                f"`loss=None` means the model's own loss, but the {type(output).__name__} it "
+                "returned has no `loss`; put labels in the batches, or pass `loss=`."
+            )
+        return _as_scalar(value, self.name)
+
+
+def prediction(output: Any) -> Tensor:
+    """The tensor that a named loss compares: the output, its `logits`, or its first numbers."""
+    if isinstance(output, Tensor):
+        return output
+    candidate = _logits(output)
+    if candidate is None:
+        candidate = next(iter(_float_tensors(output)), None)
+    if not isinstance(candidate, Tensor):
+        raise TypeError(
+            f"the model returns a {type(output).__name__} with no `logits`; a named loss needs a "
+            "tensor. Pass `loss=` a callable (output, target) -> mean loss that takes it apart."
+        )
+    return candidate
+
+
+def check_choice(loss: Loss, output: Any, target: Any) -> list[str]:
+    """Refuse several tensors unless only the first fits the targets; return notes on the choice."""
+    if not loss.knows_count or isinstance(output, Tensor) or _logits(output) is not None:
+        return []
+    found = _float_tensors(output)
+    if len(found) < 2:
+        return []
+    fitting = [place for place, tensor in enumerate(found) if _fits(loss, tensor, target)]
+    shapes = ", ".join(str(tuple(tensor.shape)) for tensor in found)
+    if fitting == [0]:
+        return [f"the model returns tensors of shapes {shapes}; the loss is taken of the first"]
+    targets = f" of shape {tuple(target.shape)}" if isinstance(target, Tensor) else ""
+    raise ValueError(
+        f"the model returns {len(found)} tensors, of shapes {shapes}; {len(fitting)} of them fit "
+        f"the targets{targets}, so the loss {loss.name!r} cannot choose the first. Return one "
+        "tensor, or a dict that has it as `logits`; or pass a function that picks it, such as "
+        "`loss=lambda output, target: F.cross_entropy(output[1], target)`."
+    )
+
+
+def _logits(output: Any) -> Any:
+    """What an output calls its logits; None where it has none."""
+    candidate = getattr(output, "logits", None)
+    return output.get("logits") if candidate is None and isinstance(output, Mapping) else candidate
+
+
+def _float_tensors(output: Any) -> list[Tensor]:
+    """The floating-point tensors of a tuple or list, without what is nested in it (caches)."""
+    items = output if isinstance(output, (tuple, list)) else ()
+    return [item for item in items if isinstance(item, Tensor) and item.is_floating_point()]
+
+
+def _fits(loss: Loss, tensor: Tensor, target: Any) -> bool:
+    """Whether a loss takes a tensor with the targets."""
+    try:
+        loss.check(tensor, target)
+    except ValueError:
+        return False
+    return True
+
+
+def resolve_loss(loss: Any, denominator: Any = None) -> Loss:
+    """Read what the user gave as `loss`, and refuse a denominator for one whose own is known."""
+    if denominator is not None and not callable(denominator):
+        raise TypeError(
+            f"`denominator` is a {type(denominator).__name__}; it must be a function of a batch's "
+            "targets, such as `len`."
+        )
+    resolved = _resolve(loss)
+    if denominator is not None and resolved.knows_count:
+        raise ValueError(
+            f"`denominator=` is given, but the loss {resolved.name!r} has its own, which is known; "
+            "leave it out, or pass the loss as a callable (output, target) -> mean loss."
+        )
+    return resolved
+
+
+def _resolve(loss: Any) -> Loss:
+    """Read a name, a module, a callable or None."""
+    if loss is None:
+        return ModelLoss()
+    if loss == "auto":
+        found = CrossEntropy()
+        found.own_differs = "take"
+        return found
+    if isinstance(loss, str):
+        if loss not in NAMED:
+            raise ValueError(
+                f"`loss={loss!r}` is not a name flatgauge knows; use one of "
+                f"auto, {', '.join(sorted(NAMED))}, or a callable (output, target) -> mean loss."
+            )
+        return NAMED[loss]()
+    if not callable(loss):
+        raise TypeError(
+            f"`loss` is a {type(loss).__name__}; it must be a name, a callable (output, target) "
+            "-> mean loss, or None for the model's own loss. The order is model, loss, data."
+        )
+    if isinstance(loss, type):
+        raise TypeError(
+            f"`loss` is the class {loss.__name__}; pass an instance of it: `{loss.__name__}()`."
+        )
+    for function, make in _FUNCTIONS:
+        if loss is function:
+            return make()
+    reduction = getattr(loss, "reduction", "mean")
+    if reduction == "sum" and isinstance(loss, nn.Module):
+        name = type(loss).__name__
+        mean = copy.copy(loss)
+        mean.reduction = "mean"  # type: ignore[assignment]
+        resolved = _resolve(mean)
+        resolved.notes = (
+            f"the loss {name}(reduction='sum') is taken as its mean, {name}(reduction='mean')",
+        )
+        return resolved
+    if reduction not in ("mean", "batchmean"):
+        raise ValueError(
+            f"the loss {type(loss).__name__} has reduction={reduction!r}, but a loss surface is a "
+            f"mean over samples; use {type(loss).__name__}(reduction='mean')."
+        )
+    return _resolve_module(loss) or CustomLoss(loss)
+
+
+def _resolve_module(loss: Any) -> Loss | None:
+    """Read torch's own loss modules, whose denominators are known."""
+    if type(loss) is nn.CrossEntropyLoss:
+        return CrossEntropy(
+            weight=loss.weight,
+            ignored=loss.ignore_index,
+            smoothing=loss.label_smoothing,
+            second=True,
+        )
+    if type(loss) is nn.NLLLoss:
+        return NLL(weight=loss.weight, ignored=loss.ignore_index, second=True)
+    if type(loss) is nn.MSELoss:
+        return mean_squared_error()
+    if type(loss) is nn.L1Loss:
+        return mean_absolute_error()
+    if type(loss) is nn.BCEWithLogitsLoss and loss.weight is None:
+        return binary_cross_entropy(loss.pos_weight)
+    return None
+
+
+def mean_squared_error() -> Loss:
+    """The squared error, averaged over samples and outputs."""
+    return Elementwise("mse", F.mse_loss, lambda guess, _: guess.new_full((), 2.0))
+
+
+def mean_absolute_error() -> Loss:
+    """The absolute error, averaged over samples and outputs."""
+    return Elementwise("l1", F.l1_loss, lambda guess, _: guess.new_zeros(()))
+
+
+def binary_cross_entropy(pos_weight: Tensor | None = None) -> Loss:
+    """Binary cross-entropy of logits; the positive cases may weigh more."""
+
+    def second(logits: Tensor, target: Tensor) -> Tensor:
+        more = 1.0 if pos_weight is None else pos_weight.to(logits)
+        return (target * more + 1 - target) * logits.sigmoid() * (-logits).sigmoid()
+
+    extra = {} if pos_weight is None else {"pos_weight": pos_weight}
+    function = F.binary_cross_entropy_with_logits
+    return Elementwise("binary_cross_entropy", function, second, check_unit_interval, **extra)
+
+
+NAMED: dict[str, Callable[[], Loss]] = {
+    "binary_cross_entropy": binary_cross_entropy,
+    "cross_entropy": CrossEntropy,
+    "l1": mean_absolute_error,
+    "mse": mean_squared_error,
+    "nll": NLL,
+}
+
+#: torch's own functions; classes are the second dimension of their outputs.
+_FUNCTIONS: tuple[tuple[Any, Callable[[], Loss]], ...] = (
+    (F.binary_cross_entropy_with_logits, binary_cross_entropy),
+    (F.cross_entropy, lambda: CrossEntropy(second=True)),
+    (F.l1_loss, mean_absolute_error),
+    (F.mse_loss, mean_squared_error),
+    (F.nll_loss, lambda: NLL(second=True)),
+)
+
+
+def _check_signature(function: Callable[[Any, Any], Any], name: str) -> None:
+    """Refuse a loss that cannot be called with output and target."""
+    called = function.forward if isinstance(function, nn.Module) else function
+    try:
+        signature = inspect.signature(called)
+    except (TypeError, ValueError):  # Written in C: torch says what is wrong when it is called.
+        return
+    try:
+        signature.bind(None, None)
+    except TypeError:
+        raise TypeError(
+            f"the loss {name!r} takes the arguments {signature}, but it is called with two, the "
+            "model's output and the targets of a batch; write it as a function (output, target) "
+            "-> mean loss, such as `lambda output, target: my_loss(output)`."
+        ) from None
+
+
+def _as_scalar(value: Any, name: str) -> Tensor:
+    """Refuse a loss that is not one number."""
+    if not isinstance(value, Tensor) or value.numel() != 1:
+        shape = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
+        raise ValueError(
+            f"the loss {name!r} returned {shape}; it must return the mean over the batch as one "
+            "number (for a torch loss: `reduction='mean'`)."
+        )
+    return value.reshape(())
+
+
+#: What torch's further losses accept as targets.
+_TARGET_CHECKS: tuple[tuple[Any, Any, Check], ...] = (
+    (nn.BCELoss, F.binary_cross_entropy, check_unit_interval),
+    (nn.BCEWithLogitsLoss, F.binary_cross_entropy_with_logits, check_unit_interval),
+    (nn.HingeEmbeddingLoss, F.hinge_embedding_loss, check_signs),
+    (nn.KLDivLoss, F.kl_div, check_not_negative),
+    (nn.MultiLabelMarginLoss, F.multilabel_margin_loss, check_label_lists),
+    (nn.MultiLabelSoftMarginLoss, F.multilabel_soft_margin_loss, check_unit_interval),
+    (nn.MultiMarginLoss, F.multi_margin_loss, check_labels),
+    (nn.PoissonNLLLoss, F.poisson_nll_loss, check_not_negative),
+    (nn.SoftMarginLoss, F.soft_margin_loss, check_signs),
+)
+
+
+def _target_check(loss: Any) -> Check | None:
+    """What refuses the targets of one of torch's losses; None for others."""
+    if getattr(loss, "log_target", False):  # The targets are logarithms.
+        return None
+    for module, function, check in _TARGET_CHECKS:
+        if type(loss) is module or loss is function:
+            return check
+    return None

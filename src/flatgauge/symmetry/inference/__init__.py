@@ -1,0 +1,1 @@
+"""Scale inference: which rescalings leave the function of a graph unchanged."""

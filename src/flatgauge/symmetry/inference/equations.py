@@ -1,0 +1,295 @@
+"""The unknown scales of a network, and the equations between them.
+
+What enters: the shapes of parameters and activations, and what the ops demand of their scales. What
+leaves: numbered unknowns with linear equations, for `solve`. A tensor's log scale is an array of
+unknowns that broadcasts to its shape, or a sum of multiples of such arrays (`Scale`). Unknowns also
+stand for *units* (channels): a weight's row, its bias and the activation that they give belong to
+one unit although a batch-norm between them changes the scale; `links` records that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+#: An array of unknowns, of as many axes as the tensor, of size one where it does not vary.
+Ids = Tensor
+Term = tuple[Fraction, Ids]
+
+#: The unknown that is zero.
+ZERO = 0
+
+#: Most unknowns in the equations that one op adds, and in those of all ops together.
+MOST_AT_ONCE, MOST = 2**19, 2**24
+
+_ONE = Fraction(1)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How much a tensor's entries grow: ``log scale = Σ coefficient · unknown[entry]``.
+
+    A tensor of scale one everywhere (a pinned one) has no terms.
+
+    Attributes:
+        shape: Of the tensor.
+        terms: Coefficients with arrays of unknowns, each broadcastable to the shape.
+    """
+
+    shape: tuple[int, ...]
+    terms: tuple[Term, ...] = ()
+
+    @property
+    def single(self) -> Ids | None:
+        """The unknowns themselves, if the scale is one array of them."""
+        if len(self.terms) == 1 and self.terms[0][0] == _ONE:
+            return self.terms[0][1]
+        return None
+
+    def varies(self, axis: int) -> bool:
+        """Whether the scale may differ along an axis."""
+        return any(ids.shape[axis] > 1 for _, ids in self.terms)
+
+    def times(self, factor: Fraction | int) -> Scale:
+        """The scale of a power."""
+        return Scale(self.shape, tuple((factor * c, ids) for c, ids in self.terms if factor))
+
+    def apply(self, shape: Sequence[int], change: Callable[[Ids], Ids]) -> Scale:
+        """Change every array of unknowns as it stands, size-one axes included."""
+        return Scale(tuple(shape), tuple((c, change(ids)) for c, ids in self.terms))
+
+    def move(self, shape: Sequence[int], change: Callable[[Ids], Ids]) -> Scale:
+        """Move the entries' scales as an op (which is run on full arrays) moves the entries."""
+        return self.apply(shape, lambda ids: squeeze(change(ids.expand(self.shape).contiguous())))
+
+    def take(self, axis: int, index: slice) -> Scale:
+        """The part of the entries in a slice along an axis."""
+        size = len(range(*index.indices(self.shape[axis])))
+        shape = (*self.shape[:axis], size, *self.shape[axis + 1 :])
+        where = (slice(None),) * axis + (index,)
+        return self.apply(shape, lambda ids: ids[where] if ids.shape[axis] > 1 else ids)
+
+    def lift(self, dims: int) -> Scale:
+        """The same with axes of size one in front, up to a number of axes."""
+        extra = (1,) * (dims - len(self.shape))
+        return self.apply((*extra, *self.shape), lambda ids: ids.reshape((*extra, *ids.shape)))
+
+
+def constant(shape: Sequence[int]) -> Scale:
+    """The scale of a tensor that does not change."""
+    return Scale(tuple(shape))
+
+
+def product(*scales: Scale) -> Scale:
+    """The scale of an elementwise product, with broadcasting."""
+    shape = torch.broadcast_shapes(*(scale.shape for scale in scales))
+    return Scale(tuple(shape), tuple(t for s in scales for t in s.lift(len(shape)).terms))
+
+
+def squeeze(ids: Ids) -> Ids:
+    """An array of unknowns with size one along every axis on which it does not vary."""
+    for axis in range(ids.dim()):
+        if ids.shape[axis] > 1:
+            first = ids.narrow(axis, 0, 1)
+            if bool((ids == first).all()):
+                ids = first
+    return ids.contiguous()
+
+
+def align_terms(scales: Sequence[Scale]) -> list[tuple[Fraction, list[Ids]]]:
+    """Line up the terms of several tensors by coefficient; `ZERO` where one has no such term."""
+    aligned: list[tuple[Fraction, list[Ids]]] = []
+    rest = [list(scale.terms) for scale in scales]
+    while any(rest):
+        coefficient = next(terms[0][0] for terms in rest if terms)
+        row = []
+        for scale, terms in zip(scales, rest, strict=True):
+            found = next((t for t in terms if t[0] == coefficient), None)
+            if found is None:
+                row.append(torch.full((1,) * len(scale.shape), ZERO))
+            else:
+                terms[:] = [t for t in terms if t is not found]
+                row.append(found[1])
+        aligned.append((coefficient, row))
+    return aligned
+
+
+def disjoint_groups(terms: Iterable[Term]) -> list[list[Term]]:
+    """Split terms into sets that vary along disjoint axes; constant ones join the first set."""
+    sets: list[tuple[set[int], list[Term]]] = []
+    constants: list[Term] = []
+    for term in terms:
+        axes = set(_varying_axes(term[1]))
+        if not axes:
+            constants.append(term)
+            continue
+        members = [term]
+        for other in [s for s in sets if s[0] & axes]:
+            axes |= other[0]
+            members = other[1] + members
+            sets.remove(other)
+        sets.append((axes, members))
+    if not sets:
+        return [constants] if constants else []
+    sets[0][1].extend(constants)
+    return [members for _, members in sets]
+
+
+class TooManyScalesError(Exception):
+    """An op relates more scales, `count` of them, than are tracked."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self.count = count
+
+
+@dataclass
+class ScaleEquations:
+    """Unknowns, numbered from one, and what is known of them; unknown zero is zero.
+
+    Attributes:
+        count: How many unknowns there are, with the zero.
+        size: How many unknowns the equations hold.
+        sites: Where unknowns came from, in order.
+        parameters: Whether a site's unknowns belong to a parameter rather than an activation.
+        starts: The first unknown of every site.
+        equalities: Pairs of arrays of unknowns that are equal.
+        zeros: Arrays of unknowns that are zero.
+        sums: Arrays (equations, terms) of unknowns with coefficients, whose sums are zero.
+        links: Pairs of arrays of unknowns that belong to the same units.
+        read: Arrays of unknowns that an op reads without any demand on them.
+    """
+
+    count: int = 1
+    size: int = 0
+    sites: list[str] = field(default_factory=lambda: [""])
+    parameters: list[bool] = field(default_factory=lambda: [True])
+    starts: list[int] = field(default_factory=lambda: [0])
+    equalities: list[tuple[Ids, Ids]] = field(default_factory=list)
+    zeros: list[Ids] = field(default_factory=list)
+    sums: list[tuple[Ids, tuple[Fraction, ...]]] = field(default_factory=list)
+    links: list[tuple[Ids, Ids]] = field(default_factory=list)
+    read: list[Ids] = field(default_factory=list)
+
+    def copy(self) -> ScaleEquations:
+        """The same unknowns and equations, to add others to."""
+        lists = (list(getattr(self, f.name)) for f in fields(self)[2:])
+        return ScaleEquations(self.count, self.size, *lists)
+
+    def fresh(self, shape: Sequence[int], site: str, *, parameter: bool = False) -> Ids:
+        """An array of new unknowns; those of parameters are solved for first."""
+        size = torch.Size(shape).numel()
+        ids = torch.arange(self.count, self.count + size).reshape(tuple(shape))
+        self.sites.append(site)
+        self.parameters.append(parameter)
+        self.starts.append(self.count)
+        self.count += size
+        return ids
+
+    def sum_to_zero(self, terms: Sequence[Term]) -> None:
+        """State that a sum of terms is zero at every entry."""
+        sets = disjoint_groups(terms)
+        if len(sets) == 1:
+            self._add_rows(sets[0])
+            return
+        # Terms of different axes can only cancel if each set is constant.
+        constants = [self.fresh((), "", parameter=True) for _ in sets]
+        for members, value in zip(sets, constants, strict=True):
+            dims = members[0][1].dim()
+            self._add_rows([*members, (-_ONE, value.reshape((1,) * dims))])
+        if constants:
+            self._add_rows([(_ONE, value) for value in constants])
+
+    def pin(self, scale: Scale) -> None:
+        """State that a tensor cannot be scaled."""
+        try:
+            self.sum_to_zero(scale.terms)
+        except TooManyScalesError:  # No unknown of it moves then, which takes no equations.
+            self.zeros += [ids.reshape(-1) for _, ids in scale.terms]
+
+    def mark_read(self, scale: Scale) -> None:
+        """State that a tensor is read by an op that no positive scale changes."""
+        self.read += [ids for _, ids in scale.terms]
+
+    def equal(self, left: Scale, right: Scale) -> None:
+        """State that two tensors have equal scales, entry by entry, and the same units."""
+        dims = max(len(left.shape), len(right.shape))
+        left, right = left.lift(dims), right.lift(dims)
+        self.sum_to_zero([*left.terms, *right.times(-1).terms])
+        self.same_units(left, right)
+
+    def same_units(self, left: Scale, right: Scale) -> None:
+        """State that entries of two tensors belong to the same units."""
+        for _, one in left.terms:
+            for _, other in right.terms:
+                if _varying_axes(one) == _varying_axes(other):
+                    self.links.append((one, other))
+
+    def constant_along(self, scale: Scale, axes: Sequence[int]) -> Scale:
+        """State that a scale is constant along some axes; these have size one in the result."""
+        for axis in sorted(a % len(scale.shape) for a in axes):
+            varying = [t for t in scale.terms if t[1].shape[axis] > 1]
+            first = [(c, ids.narrow(axis, 0, 1)) for c, ids in varying]
+            if varying:
+                self.sum_to_zero([*varying, *((-c, ids) for c, ids in first)])
+            rest = [t for t in scale.terms if t[1].shape[axis] == 1]
+            shape = (*scale.shape[:axis], 1, *scale.shape[axis + 1 :])
+            scale = Scale(shape, (*rest, *first))
+        return scale
+
+    def name_sums(self, scale: Scale, site: str) -> Scale:
+        """Replace the sums in a scale by new unknowns, one term per independent set of axes."""
+        lone = scale.single
+        if not scale.terms or (lone is not None and not self._of_parameters(lone)):
+            return scale
+        terms: list[Term] = []
+        for members in disjoint_groups(scale.terms):
+            shape = torch.broadcast_shapes(*(ids.shape for _, ids in members))
+            named = self.fresh(shape, site)
+            self._add_rows([*members, (-_ONE, named)])
+            if lone is not None:
+                self.links.append((lone, named))
+            terms.append((_ONE, named))
+        return Scale(scale.shape, tuple(terms))
+
+    def pinned_units(self, scale: Scale, site: str) -> Scale:
+        """The scale of an op's output that cannot be scaled but keeps the units of its input."""
+        ids = scale.single
+        if ids is None:
+            return Scale(scale.shape)
+        mine = self.fresh(ids.shape, site)
+        self.zeros.append(mine)
+        self.links.append((mine, ids))
+        return Scale(scale.shape, ((_ONE, mine),))
+
+    def _of_parameters(self, ids: Ids) -> bool:
+        """Whether any of some unknowns belongs to a parameter."""
+        places = torch.searchsorted(torch.tensor(self.starts), ids.unique(), right=True) - 1
+        return any(self.parameters[place] for place in places.unique().tolist())
+
+    def _add_rows(self, terms: Sequence[Term]) -> None:
+        """State that terms, broadcast together, add up to zero entry by entry."""
+        shape = torch.broadcast_shapes(*(ids.shape for _, ids in terms))
+        if len(terms) > 1:
+            count = shape.numel() * len(terms)
+            if count > MOST_AT_ONCE or self.size + count > MOST:
+                raise TooManyScalesError(count)
+            self.size += count
+        arrays = torch.broadcast_tensors(*(ids for _, ids in terms))
+        coefficients = tuple(c for c, _ in terms)
+        if len(terms) == 1:
+            self.zeros.append(arrays[0].reshape(-1))
+        elif len(terms) == 2 and sum(coefficients) == 0:
+            self.equalities.append((arrays[0].reshape(-1), arrays[1].reshape(-1)))
+        else:
+            rows = torch.stack([ids.reshape(-1) for ids in arrays], 1)
+            self.sums.append((rows, coefficients))
+
+
+def _varying_axes(ids: Ids) -> list[int]:
+    """The axes on which an array varies."""
+    return [axis for axis, size in enumerate(ids.shape) if size > 1]

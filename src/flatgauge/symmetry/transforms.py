@@ -1,0 +1,351 @@
+"""All transforms of a model that its gauge group, its outputs and its branches allow.
+
+What enters: a model, its gauge group and an example call. What leaves: the groups of transforms
+that the model has, each of which draws random members, and for the other groups why they are
+absent. A `Transform` rewrites a model in place. The properties of a group (whether it preserves
+the outputs, whether it has members by powers of two) are attributes of its class; the classes are
+listed by name in `TRANSFORM_GROUPS`. Branches that are added have the same scales, so only such
+branches are tried.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import ClassVar, Protocol
+
+import torch
+from torch import Generator, Tensor, nn
+
+from flatgauge.runtime.isolation import copy_model
+from flatgauge.symmetry.gauge import GaugeGroup, Move
+from flatgauge.symmetry.model_call import ModelCall, same_function
+from flatgauge.symmetry.permutations import Order, PermutationBlock, find_blocks, reorder
+from flatgauge.symmetry.rescaling import multiply
+
+#: How well two branches must be proportional.
+_PROPORTIONAL = 1e-6
+
+#: Shares tried on a copy; several, as one of them may exchange two layers in a row.
+_SHARES = (0.25, 0.6, 0.0, 1.0)
+
+
+class Transform(Protocol):
+    """One way to rewrite a model."""
+
+    def apply(self, model: nn.Module) -> None:
+        """Rewrite a model in place."""
+
+
+@dataclass(frozen=True)
+class Rescaling:
+    """Multiplies tensors, by name."""
+
+    factors: Mapping[str, Tensor]
+
+    def apply(self, model: nn.Module) -> None:
+        """Rewrite a model in place."""
+        multiply(model, self.factors)
+
+
+@dataclass(frozen=True)
+class Reordering:
+    """Puts hidden units in another order."""
+
+    orders: tuple[Order, ...]
+
+    def apply(self, model: nn.Module) -> None:
+        """Rewrite a model in place."""
+        for order in self.orders:
+            reorder(model, order)
+
+
+@dataclass(frozen=True)
+class OutputShift:
+    """Adds an amount to a parameter that is added to all outputs."""
+
+    bias: str
+    amount: float
+
+    @torch.no_grad()
+    def apply(self, model: nn.Module) -> None:
+        """Rewrite a model in place."""
+        model.get_parameter(self.bias).add_(self.amount)
+
+
+@dataclass(frozen=True)
+class Branches:
+    """Parallel parts with proportional parameters, as name pairs (Tsuzuku et al. 2019, §7.3)."""
+
+    pairs: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class BranchShift:
+    """Gives the first of two branches a share of both, between 0 and 1, and the second the rest."""
+
+    branches: tuple[Branches, ...]
+    share: float
+
+    @torch.no_grad()
+    def apply(self, model: nn.Module) -> None:
+        """Rewrite a model in place."""
+        state = dict(model.named_parameters())
+        for branches in self.branches:
+            for one, other in branches.pairs:
+                total = state[one].double() + state[other].double()
+                state[one].copy_(self.share * total)
+                state[other].copy_((1 - self.share) * total)
+
+
+class TransformGroup(ABC):
+    """A group of transforms that a model has.
+
+    Attributes:
+        name: As in `invariant_to` of measures.
+        absence: Why a model may not have it.
+    """
+
+    name: ClassVar[str]
+    preserves_outputs: ClassVar[bool] = True
+    has_exact_members: ClassVar[bool] = False
+    absence: ClassVar[str]
+
+    @abstractmethod
+    def draw(self, generator: Generator, *, powers_of_two: bool = False) -> Transform:
+        """Draw a member; powers of two are for groups that have such members."""
+
+
+@dataclass(frozen=True)
+class UnitRescalings(TransformGroup):
+    """Every independent scale moves."""
+
+    name = "nodewise"
+    has_exact_members = True
+    absence = "no scale is free"
+
+    gauge: GaugeGroup
+    log2_range: float
+
+    def draw(self, generator: Generator, *, powers_of_two: bool = False) -> Transform:
+        """Draw a rescaling."""
+        return self._sample(generator, powers_of_two, None)
+
+    def _sample(self, generator: Generator, exact: bool, among: list[int] | None) -> Rescaling:
+        move = self.gauge.sample(
+            generator=generator, log2_range=self.log2_range, powers_of_two=exact, among=among
+        )
+        return Rescaling(self.gauge.factors(move))
+
+
+class LayerRescalings(UnitRescalings):
+    """One scale per tensor moves."""
+
+    name = "layerwise"
+
+
+class RowRescalings(UnitRescalings):
+    """The units of one layer at a time move."""
+
+    name = "rows"
+
+    def draw(self, generator: Generator, *, powers_of_two: bool = False) -> Transform:
+        """Draw a rescaling of one layer's units."""
+        sites = list(dict.fromkeys(self.gauge.sites))
+        site = sites[int(torch.randint(len(sites), (), generator=generator))]
+        among = [k for k, name in enumerate(self.gauge.sites) if name == site]
+        return self._sample(generator, powers_of_two, among)
+
+
+@dataclass(frozen=True)
+class Permutations(TransformGroup):
+    """Hidden units change places."""
+
+    name = "permutation"
+    absence = "no hidden units were found to be interchangeable"
+
+    blocks: list[PermutationBlock]
+
+    def draw(self, generator: Generator, *, powers_of_two: bool = False) -> Transform:
+        """Draw an order of every block."""
+        return Reordering(tuple(block.draw(generator) for block in self.blocks))
+
+
+@dataclass(frozen=True)
+class OutputScales(TransformGroup):
+    """All outputs are multiplied by a factor between a quarter and four, or by two or a half."""
+
+    name = "output_scale"
+    preserves_outputs = False
+    has_exact_members = True
+    absence = "no rescaling of parameters multiplies all outputs by one factor"
+
+    gauge: GaugeGroup
+    exponents: Tensor
+
+    def draw(self, generator: Generator, *, powers_of_two: bool = False) -> Transform:
+        """Draw a factor of the outputs."""
+        column = int(self.exponents.abs().argmax())
+        uniform = 2 * torch.rand((), generator=generator, dtype=torch.float64) - 1
+        power = torch.sign(uniform) if powers_of_two else 2 * uniform
+        log2 = torch.zeros(self.gauge.dim, dtype=torch.float64)
+        log2[column] = power / self.exponents[column]
+        return Rescaling(self.gauge.factors(Move(log2)))
+
+
+@dataclass(frozen=True)
+class OutputShifts(TransformGroup):
+    """One number is added to all outputs."""
+
+    name = "output_shift"
+    preserves_outputs = False
+    absence = "no parameter is added to all outputs"
+
+    bias: str
+
+    def draw(self, generator: Generator, *, powers_of_two: bool = False) -> Transform:
+        """Draw an amount between -2 and 2."""
+        uniform = torch.rand((), generator=generator, dtype=torch.float64)
+        return OutputShift(self.bias, float(4 * uniform - 2))
+
+
+@dataclass(frozen=True)
+class BranchShifts(TransformGroup):
+    """Weight moves between parallel branches."""
+
+    name = "branches"
+    absence = "there are no parallel branches of proportional weights"
+
+    branches: tuple[Branches, ...]
+
+    def draw(self, generator: Generator, *, powers_of_two: bool = False) -> Transform:
+        """Draw a share: all into one branch, as in the paper, or any."""
+        uniform = 3 * float(torch.rand((), generator=generator, dtype=torch.float64)) - 1
+        return BranchShift(self.branches, min(max(uniform, 0.0), 1.0))
+
+
+#: All groups by name, in the order in which a certificate tries them.
+TRANSFORM_GROUPS: dict[str, type[TransformGroup]] = {
+    group.name: group
+    for group in (
+        LayerRescalings,
+        UnitRescalings,
+        RowRescalings,
+        Permutations,
+        OutputScales,
+        OutputShifts,
+        BranchShifts,
+    )
+}
+
+
+class Transforms(dict[str, TransformGroup]):
+    """A model's groups of transforms by name, its `gauge`, and why it has no others (`absent`)."""
+
+    def __init__(self, gauge: GaugeGroup, groups: Iterable[TransformGroup]) -> None:
+        found = {group.name: group for group in groups}
+        super().__init__({name: found[name] for name in TRANSFORM_GROUPS if name in found})
+        self.gauge = gauge
+        self.absent = {n: kind.absence for n, kind in TRANSFORM_GROUPS.items() if n not in found}
+
+
+def find_transforms(
+    model: nn.Module, gauge: GaugeGroup, call: ModelCall, *, log2_range: float = 6.0
+) -> Transforms:
+    """Find the transform groups of a model; scales move by up to 2^±log2_range."""
+    if gauge.origin is not None:
+        call = call.with_samples(gauge.origin.call.samples)
+    groups: list[TransformGroup] = []
+    if gauge.dim:
+        groups += [UnitRescalings(gauge, log2_range), RowRescalings(gauge, log2_range)]
+    layerwise = gauge.layerwise()
+    if layerwise.dim:
+        groups.append(LayerRescalings(layerwise, log2_range))
+    blocks = find_blocks(gauge.inference, model, call)
+    if blocks:
+        groups.append(Permutations(blocks))
+    wider, exponents = gauge.scaling_outputs()
+    if bool((exponents != 0).any()):
+        groups.append(OutputScales(wider, exponents))
+    bias = find_shift(model, call)
+    if bias is not None:
+        groups.append(OutputShifts(bias))
+    branches = find_branches(model, call, gauge)
+    if branches:
+        groups.append(BranchShifts(tuple(branches)))
+    return Transforms(gauge, groups)
+
+
+def find_shift(model: nn.Module, call: ModelCall) -> str | None:
+    """Find the bias such that adding a number to all of it adds that number to all outputs."""
+    before = call(model)
+    if len(before) != 1 or not before[0].is_floating_point():
+        return None
+    (old,) = before
+    sizes = {old.shape[axis] for axis in (1, -1) if old.dim() > 1} or {1}
+    far = 1 + 2 * float(old.abs().max())  # Far enough to be cut off by a ReLU at the end.
+
+    def shifts_outputs(name: str, amount: float) -> bool:
+        twin = copy_model(model)
+        OutputShift(name, amount).apply(twin)
+        return bool((call(twin)[0] - old - amount).abs().max() < 1e-3 * abs(amount))
+
+    for name, parameter in reversed(list(model.named_parameters())):
+        if (
+            parameter.requires_grad
+            and parameter.numel() in sizes
+            and all(shifts_outputs(name, amount) for amount in (far, -far))
+        ):
+            return name
+    return None
+
+
+def find_branches(model: nn.Module, call: ModelCall, gauge: GaugeGroup) -> list[Branches]:
+    """Find pairs of branches between which weight moves on a copy without a change of outputs."""
+    move = gauge.sample(generator=Generator().manual_seed(0), powers_of_two=False)
+    factors = gauge.factors(move)
+    # In double precision: a share of a rounded weight is rounded once more.
+    double, fine = copy_model(model).double(), call.in_float64()
+    found = []
+    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    for branches in _proportional(trainable):
+        if not all(_same_factor(factors, *pair) for pair in branches.pairs):
+            continue
+        twins = [copy_model(double) for _ in _SHARES]
+        for twin, share in zip(twins, _SHARES, strict=True):
+            BranchShift((branches,), share).apply(twin)
+        with suppress(RuntimeError):  # A model that insists on its own precision.
+            if all(same_function(double, twin, fine)[0] for twin in twins):
+                found.append(branches)
+    return found
+
+
+def _same_factor(factors: Mapping[str, Tensor], one: str, other: str) -> bool:
+    """Whether a move multiplies two tensors by the same."""
+    still = torch.ones((), dtype=torch.float64)
+    change = factors.get(one, still) / factors.get(other, still) - 1
+    return bool(change.abs().max() < _PROPORTIONAL)
+
+
+def _proportional(state: Mapping[str, Tensor]) -> Iterator[Branches]:
+    """Pairs of modules all of whose own parameters are proportional with one positive factor."""
+    modules: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in state.items():
+        parent, dot, leaf = name.rpartition(".")
+        modules.setdefault(parent + dot, {})[leaf] = tensor.detach()
+    by_shapes: dict[object, list[str]] = {}
+    for parent, leaves in modules.items():
+        kind = tuple((leaf, tuple(t.shape)) for leaf, t in leaves.items())
+        by_shapes.setdefault(kind, []).append(parent)
+    for parents in by_shapes.values():
+        vectors = {}
+        for parent in parents:
+            flat = torch.cat([t.double().reshape(-1) for t in modules[parent].values()])
+            if bool(flat.any()):
+                vectors[parent] = flat / flat.norm()
+        for i, one in enumerate(vectors):
+            for other in list(vectors)[i + 1 :]:
+                if float((vectors[one] - vectors[other]).abs().max()) < _PROPORTIONAL:
+                    yield Branches(tuple((one + leaf, other + leaf) for leaf in modules[one]))

@@ -1,0 +1,195 @@
+"""The command line as people see it: help, completion, colours, bars, formulas."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
+import pytest
+from command_line import QUICK, call, fill, flatgauge
+
+from flatgauge.analysis.landscapes import SPACES
+from flatgauge.analysis.progress import time_left
+from flatgauge.cli import app, completion
+from flatgauge.cli.extras import PARTS
+from flatgauge.geometry import GEOMETRIES
+from flatgauge.loading.datasets import BUILTIN
+from flatgauge.measures import registry
+from flatgauge.report.latex_text import readable, unicode_formula
+from flatgauge.studies.published import PRESETS, STUDIES
+from flatgauge.studies.working import ENGINES
+from flatgauge.surface.losses import NAMED
+
+COMMANDS = [command.callback.__name__ for command in app.registered_commands]
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch, capsys):
+    fill(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return lambda *words: call(monkeypatch, capsys, *words)
+
+
+# -- help -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_examples(run, command):
+    code, out, _ = run(command, "--help")
+    assert code == 0
+    text = " ".join(out.split())
+    assert "Examples:" in text
+    assert f"flatgauge {command}" in text.split("Examples:")[1]
+
+
+def test_options_are_grouped(run):
+    _, out, _ = run("measure", "--help")
+    panels = [line.split("─ ")[1].split(" ─")[0] for line in out.splitlines() if "╭─ " in line]
+    assert panels[-5:] == ["Model", "Data", "What to measure", "Output", "Running"]
+
+
+def test_the_exit_codes_are_told(run):
+    text = " ".join(run("--help")[1].split())
+    assert "0 fine; 1 a certificate failed; 2 bad usage or input; 130 interrupted" in text
+
+
+def test_unknown_commands_and_options(run):
+    code, _, err = run("mesure")
+    assert code == 2
+    assert "Did you mean 'measure'" in err
+    code, _, err = run("measure", "nets.py:small", "--data", "data.npz", "--jason")
+    assert code == 2
+    assert "No such option: --jason" in err
+    assert "--json" in err
+
+
+# -- completion -------------------------------------------------------------------------------
+
+
+def completed(words: str, position: int) -> list[str]:
+    """What bash would be offered, from a process of its own."""
+    asked = {"_FLATGAUGE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": position}
+    environment = os.environ | {key: str(value) for key, value in asked.items()}
+    return flatgauge(env=environment).stdout.split()
+
+
+def test_the_shell_completes_commands_measures_and_data():
+    assert completed("flatgauge comp", 1) == ["compare"]
+    assert completed("flatgauge measure -m rho", 3) == ["rho_max", "rho_sum"]
+    assert completed("flatgauge compare --data fa", 3) == ["fashion-mnist:"]
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash here")
+def test_the_script_for_the_shell_that_asks():
+    asked = f"{shlex.quote(sys.executable)} -m flatgauge --show-completion; exit $?"
+    done = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "_flatgauge_completion" in done.stdout
+
+
+def test_what_is_completed_is_what_there_is():
+    own = [item.name for item in registry if item.function.__module__.startswith("flatgauge.")]
+    assert sorted(completion.measure_names()) == sorted(own)
+    assert completion.complete_measure("balanced:rho_m") == ["balanced:rho_max"]
+    assert [name.rstrip(":") for name in completion.DATA] == list(BUILTIN)
+    assert sorted(completion.SPACES) == sorted(SPACES)
+    assert sorted(completion.GEOMETRIES) == sorted(GEOMETRIES)
+    assert (tuple(STUDIES), PRESETS) == (completion.STUDIES, completion.PRESETS)
+    assert completion.ENGINES == ENGINES
+    assert completion.PARTS == PARTS
+    assert sorted({*NAMED, "output", "auto"}) == sorted(completion.LOSSES)
+    assert completion.complete_data("./") == []
+
+
+# -- colours and bars -------------------------------------------------------------------------
+
+MEASURED = ("measure", "nets.py:small", "--data", "data.npz", *QUICK)
+
+
+def test_colours_can_be_forced_and_forbidden(run, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "\x1b[" in run(*MEASURED)[1]
+    assert "\x1b" not in run(*MEASURED, "--json")[1]
+    monkeypatch.setenv("NO_COLOR", "1")
+    out = run("catalogue")[1]
+    assert "\x1b[36m" not in out
+    assert "hessian_trace" in out
+
+
+def test_a_narrow_terminal_shows_every_value(run, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "40")
+    code, out, _ = run(*MEASURED)
+    assert code == 0
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", out).splitlines()
+    assert max(map(len, lines)) <= 40
+    assert "hessian_max_eigenvalue" in out
+    assert "expected_sharpness" in out
+
+
+def test_a_dumb_terminal_gets_plain_text(run, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "dumb")
+    code, out, err = run(*MEASURED)
+    assert code == 0
+    assert "\x1b" not in out + err
+
+
+def test_the_bar_goes_to_a_terminal_on_stderr_and_json_stays_clean(run):
+    pty = pytest.importorskip("pty")
+    master, slave = pty.openpty()
+    words = [sys.executable, "-m", "flatgauge", *MEASURED, "--json"]
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "100"}
+    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=slave, env=environment)
+    os.close(slave)
+    shown = os.read(master, 100_000).decode(errors="replace")
+    os.close(master)
+    assert done.returncode == 0
+    assert set(json.loads(done.stdout)["measures"]) == {QUICK[1], QUICK[3]}
+    assert "passes" in shown
+
+
+def test_the_time_left_is_a_rough_guess():
+    assert time_left(10.0, 0, 10) == time_left(10.0, 1, 10) == ""
+    assert time_left(10.0, 2, 4) == "about 10 s left"
+    assert time_left(0.1, 3, 4) == "about 5 s left"
+    assert time_left(100.0, 2, 4) == "about 2 min left"
+    assert time_left(7200.0, 2, 4) == "about 2.0 h left"
+
+
+# -- formulas ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("latex", "text"),
+    [
+        (
+            r"\operatorname{tr} H = \sum_i \partial^2 L / \partial \theta_i^2",
+            "tr H = Σᵢ ∂² L / ∂ θᵢ²",
+        ),
+        (r"\max_{\|\delta\|_2 \le \varepsilon}", "max_(‖δ‖₂ ≤ ε)"),
+        (r"\frac{a + b}{c}", "(a + b)/c"),
+        (r"\sqrt{18}, \sqrt{a b}", "√18, √(a b)"),
+        (r"\tilde H^{l}_{ss'}", "H̃ˡₛₛ′"),
+        (r"\left( x \right)^{1/q} \quad \unknown{y}", "( x )^(1/q) unknowny"),
+        (r"a \\ b", "a\nb"),
+        (r"{{a}", "a"),
+        ("", ""),
+    ],
+)
+def test_formulas_are_written_in_unicode(latex, text):
+    assert unicode_formula(latex) == text
+
+
+@pytest.mark.parametrize("item", registry, ids=lambda item: item.name)
+def test_no_measure_is_explained_in_latex(item):
+    text = readable(item.function.__doc__)
+    assert "\\" not in text.split("Example:")[0]
+    assert ":math:" not in text
+    assert ".. math::" not in text
