@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Iterator
 from typing import Any
@@ -49,14 +48,14 @@ def _overview() -> str:
     lines += ["## Packages", "", "| | |", "|---|---|"]
     lines.append("| [`fg.measures`](../measures/index.md) | One function for every measure. |")
     for package in PACKAGES:
-        module = importlib.import_module(f"flatgauge.{package}")
+        module = getattr(fg, package)
         lines.append(f"| [`flatgauge.{package}`]({package}.md) | {_summary(module)} |")
     return "\n".join(lines)
 
 
 def _package_page(package: str) -> str:
     """All public names of a package."""
-    module = importlib.import_module(f"flatgauge.{package}")
+    module = getattr(fg, package)
     parts = [f"# flatgauge.{package}", markdown(inspect.getdoc(module) or "")]
     for name in module.__all__:
         item = getattr(module, name)
