@@ -45,6 +45,8 @@ LAZY_UPWARD = {
     "analysis.measurement -> report.layer_bars",
     "analysis.measurement -> report.page",
     "analysis.measurement -> report.plots.bars",
+    "analysis.result -> report.result_page",
+    "analysis.result -> report.tables",
     "analysis.spectra.overlay -> report.plots.spectra",
     "analysis.spectra.overlay -> report.plots.standalone",
     "analysis.spectra.single -> report.plots.spectra",

@@ -1,0 +1,1 @@
+"""What is shown of every result: records enter, tables leave."""
