@@ -27,7 +27,7 @@ from flatgauge.curvature.sweep.backprop import sweep_of
 from flatgauge.curvature.sweep.chunk import SweepChunk
 from flatgauge.curvature.sweep.linear import MLPHead
 from flatgauge.curvature.sweep.plan import place_ops
-from flatgauge.graph.nodes import op_name
+from flatgauge.graph.ops import op_name
 from flatgauge.measures import fisher_rao_norm, rho_max, rho_sum
 from flatgauge.surface.losses import NormalizedCrossEntropy
 

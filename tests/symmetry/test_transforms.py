@@ -11,16 +11,17 @@ from cases import CASES, build
 from torch import Tensor, nn
 
 from flatgauge.symmetry import find_gauge
-from flatgauge.symmetry.find import infer_gauge
-from flatgauge.symmetry.model_call import ModelCall
-from flatgauge.symmetry.permutations import PermutationBlock, find_blocks, reorder
+from flatgauge.symmetry.find import ModelCall, infer_gauge
 from flatgauge.symmetry.transforms import (
     Branches,
     BranchShift,
+    PermutationBlock,
     Transforms,
+    find_blocks,
     find_branches,
     find_shift,
     find_transforms,
+    reorder,
 )
 
 GROUPS = {

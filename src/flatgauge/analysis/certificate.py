@@ -30,8 +30,8 @@ from flatgauge.estimators.linalg import FLOAT32_RTOL, FLOAT64_RTOL
 from flatgauge.estimators.random import check_seed
 from flatgauge.measures.registry import GROUPS, registry
 from flatgauge.surface.surface import LossSurface
-from flatgauge.symmetry.find import example_call, surface_gauge
-from flatgauge.symmetry.model_call import ModelCall, cloned_state, state_of
+from flatgauge.symmetry.find import ModelCall, example_call, surface_gauge
+from flatgauge.symmetry.gauge import cloned_state, state_of
 from flatgauge.symmetry.transforms import (
     TRANSFORM_GROUPS,
     Transform,

@@ -21,7 +21,7 @@ from flatgauge.runtime.resources import set_threads as set_threads
 from flatgauge.surface.losses import NAMED
 from flatgauge.surface.surface import LossSurface
 from flatgauge.symmetry.find import surface_gauge
-from flatgauge.symmetry.rescaling import multiply
+from flatgauge.symmetry.gauge import multiply
 
 #: What torch and others load when they are first used (the exporter, solvers). Measured.
 _LIBRARIES = 144 * 2**20

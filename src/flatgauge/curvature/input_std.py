@@ -18,7 +18,7 @@ from torch import Tensor
 
 from flatgauge.estimators.linalg import to_float64
 from flatgauge.graph.layers import Layer
-from flatgauge.graph.nodes import call_op
+from flatgauge.graph.ops import call_op
 from flatgauge.runtime.isolation import isolate
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from flatgauge.estimators.linalg import agrees
-from flatgauge.graph.nodes import call_op, filling, is_random, op_name, shape_of
+from flatgauge.graph.ops import call_op, filling, is_random, op_name, shape_of
 from flatgauge.runtime.isolation import explain_copy_errors
 
 #: Stands in for an op while the graph runs: takes its arguments, returns its output.

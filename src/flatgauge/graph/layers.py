@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, fx
 from torch.nn import functional as F
 
-from flatgauge.graph.nodes import arguments_of, is_floating, op_name, shape_of, source_line
+from flatgauge.graph.ops import arguments_of, is_floating, op_name, shape_of, source_line
 
 if TYPE_CHECKING:
     from flatgauge.graph.export import ModelGraph

@@ -1,35 +1,46 @@
-"""Find the gauge group of a model.
+"""Find the gauge group of a model, and check it by calling the model.
 
 What enters: a model with example inputs, or a loss surface. What leaves: a `GaugeGroup` that has
 been verified. `infer_gauge` is the only place that does so: it exports the model with a few
 samples, infers the scales from the graph, solves for the free ones, and checks that a randomly
 rescaled copy computes the same outputs, at this and other shapes.
+
+A `ModelCall` runs in eval mode on copies of parameters, buffers and inputs, so it leaves no trace
+on the model. Two sets of weights compute the same if all outputs agree to the bit or, else, within
+the rounding of double precision. `Origin` describes the model that a group was found for: another
+model of the same parts may be rescaled with that group; any other is first tried on the example.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import copy
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Generator, Tensor, nn
+from torch.func import functional_call
 from torch.nn.parameter import UninitializedParameter
+from torch.utils import _pytree as pytree
 
-from flatgauge.graph.export import ExportedGraphs, UnsupportedGraphError, structure_of
+from flatgauge.graph.export import ExportedGraphs, Structure, UnsupportedGraphError, structure_of
 from flatgauge.runtime.isolation import isolate
+from flatgauge.runtime.user_errors import locate_errors
 from flatgauge.surface.losses import prediction
 from flatgauge.surface.model import arguments_for, unwrap
-from flatgauge.symmetry.gauge import GaugeGroup
-from flatgauge.symmetry.inference.walk import infer_scales
-from flatgauge.symmetry.model_call import (
-    ModelCall,
-    cache_names,
+from flatgauge.symmetry.gauge import (
+    GaugeGroup,
+    State,
     cloned_state,
-    jitter,
+    rescale_state,
+    state_in_float64,
     state_of,
-    without_caches,
+    to_double,
 )
-from flatgauge.symmetry.rescaling import Origin, rescale_state, zeros_of
+from flatgauge.symmetry.inference.walk import infer_scales
 
 if TYPE_CHECKING:
     from flatgauge.surface.surface import LossSurface
@@ -48,6 +59,23 @@ _MOST_NAMES = 4
 
 #: Seed of the check.
 _SEED = 20190917
+
+#: What models of Hugging Face transformers call their caches, and where their classes are defined.
+_CACHE_NAMES = ("past_key_values", "cache_params", "mems")
+_CACHE_MODULE = "transformers.cache_utils"
+
+#: How far outputs may differ in double precision, relative to the largest of them.
+_ROUNDING = 1e-9
+
+#: Random numbers drawn to perturb weights, and how far the next tensor starts: primes, so that no
+#: row and no tensor repeats another.
+_BLOCK, _STEP = 65_537, 7_919
+
+#: How far outputs may differ if a model does not compute in double precision.
+_COARSE = 1e-3
+
+#: Seed of the trial of another model.
+_TRIAL_SEED = 20191008
 
 
 def find_gauge(model: nn.Module, example_inputs: Any, *, frozen: str = "fixed") -> GaugeGroup:
@@ -284,3 +312,216 @@ def _list_names(names: tuple[str, ...]) -> str:
     """A few names, and how many more there are."""
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     return ", ".join(f"`{name}`" for name in names[:_MOST_NAMES]) + more
+
+
+# -- calling a model -------------------------------------------------------------------------------
+
+
+def without_caches(output: Any) -> Any:
+    """A model's output without the keys and values that a language model stores for later."""
+    if not cache_names(output):
+        return output
+    if isinstance(output, Mapping):
+        return {key: value for key, value in output.items() if not _is_cache(key, value)}
+    return tuple(value for value in output if not _is_cache("", value))
+
+
+def cache_names(output: Any) -> tuple[str, ...]:
+    """The names of the caches in a model's output; the class of one without a name."""
+    if isinstance(output, Mapping):
+        return tuple(str(key) for key, value in output.items() if _is_cache(key, value))
+    if isinstance(output, (tuple, list)):
+        return tuple(type(value).__name__ for value in output if _is_cache("", value))
+    return ()
+
+
+def _is_cache(key: Any, value: Any) -> bool:
+    return key in _CACHE_NAMES or any(b.__module__ == _CACHE_MODULE for b in type(value).__mro__)
+
+
+@dataclass(frozen=True)
+class ModelCall:
+    """What a model is called with; `select` picks what counts from its output."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    select: Callable[[Any], Any] = without_caches
+
+    def __call__(self, model: nn.Module, state: State | None = None) -> list[Tensor]:
+        """All tensors in a model's output in eval mode; the model may write to a given `state`."""
+        device = next(iter(model.parameters())).device
+        if state is None:
+            state = cloned_state(state_of(model))
+        with isolate(model, device), torch.no_grad():
+            inputs = copy.deepcopy((self.args, self.kwargs))  # It may write to these, too.
+            with locate_errors("the model"):
+                output = functional_call(model, state, *inputs)
+            output = self.select(output)
+        return [leaf for leaf in pytree.tree_leaves(output) if isinstance(leaf, Tensor)]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All tensors among the arguments."""
+        leaves = pytree.tree_leaves((self.args, self.kwargs))
+        return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+    @property
+    def samples(self) -> int:
+        """The common size of the first axis of all tensors; 0 if they have none."""
+        sizes = {tensor.shape[0] if tensor.dim() else 0 for tensor in self.tensors}
+        return sizes.pop() if len(sizes) == 1 else 0
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> ModelCall:
+        """The same call with every tensor replaced."""
+        args, kwargs = pytree.tree_map(
+            lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf,
+            (self.args, self.kwargs),
+        )
+        return ModelCall(args, kwargs, self.select)
+
+    def with_samples(self, samples: int) -> ModelCall:
+        """The call with its first samples, or with some repeated; itself if that is unclear."""
+        size = self.samples
+        if not samples or size in (0, samples):
+            return self
+        return self.map(lambda t: t[torch.arange(samples, device=t.device) % size])
+
+    def in_float64(self) -> ModelCall:
+        """The call in double precision."""
+        return self.map(to_double)
+
+    def compare(
+        self, model: nn.Module, first: State, second: State, known: list[Tensor] | None = None
+    ) -> tuple[bool, float]:
+        """Whether two states give equal outputs (`known`: the first's), and how far they differ."""
+        before = self(model, cloned_state(first)) if known is None else known
+        pairs = list(zip(before, self(model, cloned_state(second)), strict=True))
+        if all(torch.equal(a, b) for a, b in pairs):
+            return True, 0.0
+        fine, twins = self.in_float64(), [state_in_float64(state) for state in (first, second)]
+        with suppress(RuntimeError):  # A model that insists on its precision is compared there.
+            pairs = list(zip(*(fine(model, twin) for twin in twins), strict=True))
+        change = _largest_change(pairs)
+        return change <= _ROUNDING, change
+
+
+def same_function(one: nn.Module, other: nn.Module, call: ModelCall) -> tuple[bool, float]:
+    """Whether two models of one architecture give the same outputs; see `ModelCall.compare`."""
+    return call.compare(one, state_of(one), state_of(other))
+
+
+@torch.no_grad()
+def jitter(state: State, names: Iterable[str], seed: int) -> State:
+    """Copies of parameters and buffers, with `names` perturbed so that zeros hide no error."""
+    generator = torch.Generator().manual_seed(seed)
+    block = torch.randn(_BLOCK, generator=generator, dtype=torch.float32)
+    found = cloned_state(state)
+    for number, name in enumerate(names):
+        tensor = found[name]
+        width = torch.promote_types(tensor.dtype, torch.float32)
+        size = torch.linalg.vector_norm(tensor, dtype=width) / max(tensor.numel(), 1) ** 0.5
+        noise = 0.1 * size.clamp(min=1e-2) * block.roll(_STEP * number).to(size)
+        times = -(-tensor.numel() // _BLOCK)
+        whole = noise.to(tensor).repeat(times)[: tensor.numel()]
+        found[name] = tensor.add(whole.view(tensor.shape))
+    return found
+
+
+def _largest_change(pairs: Sequence[tuple[Tensor, Tensor]]) -> float:
+    """The largest difference of any output, relative to the largest entry of that output."""
+    worst = 0.0
+    for a, b in pairs:
+        if not a.is_floating_point():
+            worst = max(worst, float((a != b).any()))
+            continue
+        known = a.isfinite()
+        if not torch.equal(known, b.isfinite()):
+            return float("inf")
+        if known.any():
+            size = float(a[known].abs().max())
+            change = float((a[known] - b[known]).abs().max())
+            worst = max(worst, change / size if size else float(change > 0))
+    return worst
+
+
+# -- the model that a group was found for ----------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The model that a group was found for.
+
+    Attributes:
+        structure: What it is built of.
+        zeros: Digests of where its constants are zero: zeros have every scale.
+        constants: The names of its frozen parameters that were held.
+    """
+
+    structure: Structure
+    zeros: tuple[int, ...]
+    constants: tuple[str, ...]
+    call: ModelCall
+    notes: tuple[str, ...]
+
+    def check_fits(self, model: nn.Module, factors: Mapping[str, Tensor]) -> None:
+        """Raise `ValueError` if a model has other parts and `factors` change its outputs."""
+        difference = _difference(self.structure, structure_of(model))
+        if not difference and zeros_of(model, self.constants) != self.zeros:
+            difference = "its buffers or frozen parameters are zero at other places"
+        if not difference:
+            return
+        try:
+            change = self._change(model, factors)
+        except Exception as error:
+            change, reason = 1.0, f"it cannot be called with that example ({error})"
+        else:
+            reason = f"rescaled by this move, its outputs change by {change:.2g} of the largest"
+        if change:
+            raise ValueError(
+                f"this group was found for another model ({difference}), and {reason}; find the "
+                "model's own group with `find_gauge(model, example_inputs)`."
+            )
+
+    def _change(self, model: nn.Module, factors: Mapping[str, Tensor]) -> float:
+        """By how much of the largest a model's outputs change; zero if that is rounding."""
+        generator = Generator().manual_seed(_TRIAL_SEED)
+
+        def shake(tensor: Tensor) -> Tensor:
+            if not tensor.is_floating_point():
+                return tensor
+            return tensor + torch.randn(tensor.shape, generator=generator).to(tensor)
+
+        call = self.call.map(shake)
+        own = state_of(model)
+        fine = state_in_float64(own)
+        try:
+            allowed = 0.0
+            result = call.in_float64().compare(model, fine, rescale_state(fine, factors))
+        except RuntimeError:  # It insists on its own precision.
+            allowed = _COARSE
+            result = call.compare(model, own, rescale_state(own, factors))
+        same, change = result
+        return 0.0 if same or change <= allowed else change
+
+
+def zeros_of(model: nn.Module, constants: Iterable[str]) -> tuple[int, ...]:
+    """Digests of where a model's buffers and some of its parameters are zero."""
+    parameters = dict(model.named_parameters())
+    tensors = [*model.buffers(), *(parameters[n] for n in constants if n in parameters)]
+    return tuple(zlib.crc32((tensor == 0).cpu().numpy().tobytes()) for tensor in tensors)
+
+
+def _difference(one: Structure, other: Structure) -> str:
+    """The first difference between two models, "" if there is none."""
+    for path in [*one, *(path for path in other if path not in one)]:
+        place = f"`{path}`" if path else "the model"
+        if path not in one or path not in other:
+            return f"{place} is in one of them only"
+        if one[path] == other[path]:
+            continue
+        kinds = one[path][0], other[path][0]
+        if kinds[0] is not kinds[1]:
+            return f"{place} was a {kinds[0].__qualname__} and is a {kinds[1].__qualname__}"
+        what = "tensors" if one[path][1] != other[path][1] else "settings"
+        return f"{place} has other {what}"
+    return ""

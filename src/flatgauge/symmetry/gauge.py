@@ -2,12 +2,13 @@
 
 What enters: the inferred scales of a model, and the equations between them. What leaves: the
 group's dimension, its members as factors by parameter, and texts on what shares a scale. Every
-tensor's log scale is a sum of rows of `basis` times the free log scales.
+tensor's log scale is a sum of rows of `basis` times the free log scales. Products are taken in
+double precision and rounded once; a number that leaves the range of its precision is an error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -20,12 +21,11 @@ from torch import Generator, Tensor, nn
 
 from flatgauge.runtime.isolation import copy_model
 from flatgauge.surface.model import unwrap
-from flatgauge.symmetry.inference.equations import Scale, ScaleEquations
+from flatgauge.symmetry.inference.equations import Scale, ScaleEquations, Solution, solve
 from flatgauge.symmetry.inference.rules.rule import Pin
-from flatgauge.symmetry.inference.solve import Solution, solve
-from flatgauge.symmetry.rescaling import Origin, multiply
 
 if TYPE_CHECKING:
+    from flatgauge.symmetry.find import Origin
     from flatgauge.symmetry.inference.walk import Inference
 
 #: Exponents below this are zero.
@@ -33,6 +33,9 @@ _ZERO = 1e-9
 
 #: More names than this are counted, not listed.
 _MOST_NAMES = 4
+
+#: Parameters and buffers, by name.
+State = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
@@ -436,3 +439,64 @@ def _list_names(names: list[str]) -> str:
     """A few names, and how many more there are."""
     shown = ", ".join(names[:_MOST_NAMES])
     return shown + (f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else "")
+
+
+# -- the tensors of a model ------------------------------------------------------------------------
+
+
+def state_of(model: nn.Module) -> State:
+    """The parameters and buffers of a model, by name."""
+    named = dict(model.named_parameters()) | dict(model.named_buffers())
+    return {name: tensor.detach() for name, tensor in named.items()}
+
+
+def cloned_state(state: State) -> State:
+    """Copies of parameters and buffers."""
+    return {name: tensor.clone() for name, tensor in state.items()}
+
+
+def state_in_float64(state: State) -> State:
+    """Copies of parameters and buffers in double precision."""
+    return {name: to_double(tensor) for name, tensor in state.items()}
+
+
+def to_double(tensor: Tensor) -> Tensor:
+    """A copy in double precision; integers stay integers."""
+    return tensor.double() if tensor.is_floating_point() else tensor.clone()
+
+
+@torch.no_grad()
+def multiply(model: nn.Module, factors: Mapping[str, Tensor]) -> None:
+    """Multiply named tensors in place; raise `ValueError` if a number leaves its range."""
+    state = dict(model.named_parameters()) | dict(model.named_buffers())
+    for name, factor in factors.items():
+        state[name].copy_(_product(name, state[name], factor))
+
+
+@torch.no_grad()
+def rescale_state(state: State, factors: Mapping[str, Tensor]) -> State:
+    """Copies of parameters and buffers, some of them multiplied; see `multiply`."""
+    return {
+        name: _product(name, tensor, factors[name]) if name in factors else tensor.clone()
+        for name, tensor in state.items()
+    }
+
+
+def _product(name: str, tensor: Tensor, factor: Tensor) -> Tensor:
+    """A tensor times factors in double precision, rounded once."""
+    factor = factor.to(tensor.device)
+    coarse = factor.to(tensor.dtype)
+    if bool((coarse.frexp().mantissa == 0.5).all()) and torch.equal(coarse.double(), factor):
+        new = tensor * coarse  # Powers of two: the product is not rounded.
+    else:
+        new = (tensor.double() * factor).to(tensor.dtype)
+    same_count = torch.count_nonzero(new) == torch.count_nonzero(tensor)
+    if not (bool(same_count) and bool(new.sum().isfinite())):  # Rarely: look at every entry.
+        lost = (new == 0) & (tensor != 0) | new.isinf() & tensor.isfinite()
+        if bool(lost.any()):
+            raise ValueError(
+                f"the move takes {int(lost.sum())} entries of `{name}` out of the range of "
+                f"{str(tensor.dtype).removeprefix('torch.')}; use a smaller `log2_range`, or "
+                "convert the model with `.double()`."
+            )
+    return new

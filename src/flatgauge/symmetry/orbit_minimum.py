@@ -44,7 +44,7 @@ from flatgauge.symmetry.incidence import (
     incidence,
     without_tiny,
 )
-from flatgauge.symmetry.inference.solve import CONSTANT, eliminate
+from flatgauge.symmetry.inference.equations import CONSTANT, eliminate
 
 #: What a direction must add to an exponent to count.
 _LEAST_EXPONENT = 1e-3

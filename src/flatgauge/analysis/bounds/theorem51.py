@@ -16,7 +16,7 @@ from flatgauge.analysis.bounds.terms import Term
 from flatgauge.curvature.sweep.backprop import sweep_of
 from flatgauge.graph.export import ModelGraph
 from flatgauge.graph.layers import Layer, find_layers
-from flatgauge.graph.nodes import op_name, shape_of
+from flatgauge.graph.ops import op_name, shape_of
 from flatgauge.runtime.isolation import isolate
 from flatgauge.surface.batch import tensors
 from flatgauge.surface.losses import prediction

@@ -30,7 +30,7 @@ from flatgauge.curvature.sweep.plan import SweepPlan, build_plan, place_ops, wit
 from flatgauge.estimators.linalg import agrees
 from flatgauge.estimators.random import require_generator
 from flatgauge.graph.export import Handler, UnsupportedGraphError
-from flatgauge.graph.nodes import source_line
+from flatgauge.graph.ops import source_line
 from flatgauge.runtime.isolation import isolate
 from flatgauge.surface.batch import Batch, map_tensors
 from flatgauge.surface.loss_hessian import (

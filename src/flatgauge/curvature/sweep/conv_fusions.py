@@ -24,7 +24,7 @@ from flatgauge.curvature.sweep.accumulate import VectorAccumulator
 from flatgauge.curvature.sweep.ops import BATCH_NORMS, BatchNormOp, LayerOp, bias_of
 from flatgauge.curvature.sweep.sample_gradients import FactorRecorder
 from flatgauge.graph.layers import Layer
-from flatgauge.graph.nodes import arguments_of, call_op, op_name
+from flatgauge.graph.ops import arguments_of, call_op, op_name
 
 if TYPE_CHECKING:
     from flatgauge.curvature.sweep.chunk import SweepChunk

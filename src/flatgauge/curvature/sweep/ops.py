@@ -24,7 +24,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
-from flatgauge.graph.nodes import arguments_of, call_op, op_name
+from flatgauge.graph.ops import arguments_of, call_op, op_name
 
 if TYPE_CHECKING:
     from flatgauge.curvature.sweep.accumulate import LayerAccumulator, VectorAccumulator

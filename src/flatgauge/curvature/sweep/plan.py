@@ -49,8 +49,7 @@ from flatgauge.curvature.sweep.ops import (
 from flatgauge.curvature.sweep.sample_gradients import FactorRecorder, vectors_per_product
 from flatgauge.graph.export import Handler, ModelGraph, SampleAxis
 from flatgauge.graph.layers import Layer, find_layers
-from flatgauge.graph.nodes import arguments_of, op_name, shape_of
-from flatgauge.graph.ops import parameter_degrees
+from flatgauge.graph.ops import arguments_of, op_name, parameter_degrees, shape_of
 
 #: Last operations that belong to the loss rather than to the model: curved, without parameters.
 _HEADS = ("log_softmax", "softmax", "sigmoid", "log_sigmoid", "tanh", "exp", "log", "softplus")

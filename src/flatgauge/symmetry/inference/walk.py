@@ -19,8 +19,7 @@ from torch import Tensor, fx
 
 from flatgauge.graph.export import ModelGraph
 from flatgauge.graph.layers import input_dependent_uses
-from flatgauge.graph.nodes import arguments_of, op_name, shape_of
-from flatgauge.graph.ops import op_record
+from flatgauge.graph.ops import arguments_of, op_name, op_record, shape_of
 from flatgauge.symmetry.inference.equations import Scale, ScaleEquations, constant
 from flatgauge.symmetry.inference.rules.elementwise import hidden_entries, masked_form
 from flatgauge.symmetry.inference.rules.rule import Pin, Result, ScaleContext, infer_op

@@ -20,8 +20,14 @@ from flatgauge.surface.model import unwrap
 from flatgauge.surface.surface import LossSurface
 from flatgauge.symmetry.find import find_gauge, surface_gauge
 from flatgauge.symmetry.gauge import GaugeGroup
-from flatgauge.symmetry.incidence import NO_UNIT, Integers, unit_names
-from flatgauge.symmetry.paths.edges import Edge, WeightEdges, weight_edges
+from flatgauge.symmetry.incidence import (
+    NO_UNIT,
+    Edge,
+    Integers,
+    WeightEdges,
+    unit_names,
+    weight_edges,
+)
 from flatgauge.symmetry.paths.skeletons import SKELETONS, Routes, Skeleton, follow_routes
 
 #: More units than this are counted, not listed.

@@ -30,8 +30,7 @@ from torch import fx
 from flatgauge.curvature.sweep.plan import SweepPlan
 from flatgauge.graph.export import ModelGraph
 from flatgauge.graph.layers import input_dependent_uses
-from flatgauge.graph.nodes import shape_of
-from flatgauge.graph.ops import multiplied_arguments
+from flatgauge.graph.ops import multiplied_arguments, shape_of
 from flatgauge.symmetry.incidence import NO_UNIT, Integers, Mask
 
 if TYPE_CHECKING:

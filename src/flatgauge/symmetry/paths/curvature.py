@@ -31,7 +31,7 @@ from flatgauge.curvature.sweep.backprop import MOST_FACTORS, Sweep, sweep_of
 from flatgauge.curvature.sweep.plan import SweepPlan
 from flatgauge.estimators.linalg import to_float64
 from flatgauge.graph.layers import Layer
-from flatgauge.graph.nodes import arguments_of
+from flatgauge.graph.ops import arguments_of
 from flatgauge.surface.surface import LossSurface
 from flatgauge.symmetry.incidence import NO_UNIT, Integers
 from flatgauge.symmetry.paths.chains import Chains, find_chains

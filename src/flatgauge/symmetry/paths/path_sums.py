@@ -20,7 +20,7 @@ from torch import Tensor, fx
 
 from flatgauge.estimators.linalg import to_float64
 from flatgauge.graph.export import ModelGraph, UnsupportedGraphError
-from flatgauge.graph.nodes import call_op, is_floating, shape_of, source_line
+from flatgauge.graph.ops import call_op, is_floating, shape_of, source_line
 from flatgauge.symmetry.inference.rules.rule import OpContext, rule_of
 
 #: The sums of an op's output, one per entry; a list if it has several outputs, None for an output

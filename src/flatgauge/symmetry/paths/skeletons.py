@@ -24,8 +24,15 @@ import torch
 from torch import Tensor
 
 from flatgauge.symmetry.gauge import GaugeGroup
-from flatgauge.symmetry.incidence import NO_UNIT, Floats, Integers, Mask, incidence
-from flatgauge.symmetry.paths.edges import Edge, WeightEdges
+from flatgauge.symmetry.incidence import (
+    NO_UNIT,
+    Edge,
+    Floats,
+    Integers,
+    Mask,
+    WeightEdges,
+    incidence,
+)
 
 #: The numbers of the first and the last op that reads a parameter.
 Times = tuple[int, int]

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, fx
 
-from flatgauge.graph.nodes import arguments_of, op_name, shape_of
-from flatgauge.graph.ops import op_record
+from flatgauge.graph.ops import arguments_of, op_name, op_record, shape_of
 from flatgauge.symmetry.inference.equations import Scale, product
 from flatgauge.symmetry.inference.rules.rule import Result, Rule, ScaleContext
 

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, fx
 
-from flatgauge.graph.nodes import arguments_of, is_floating, op_name, shape_of, source_line
-from flatgauge.graph.ops import op_record
+from flatgauge.graph.ops import arguments_of, is_floating, op_name, op_record, shape_of, source_line
 from flatgauge.symmetry.inference.equations import (
     ZERO,
     Scale,
