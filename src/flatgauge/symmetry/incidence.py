@@ -6,6 +6,12 @@ c_a / c_b, so it has exponent 1 at a, which it enters, and -1 at b, which it lea
 
 The exponents of a whole tensor would take (entries × units) numbers. They are held in parts, each
 of which varies along some axes only: for a layer's weight, a row part and a column part.
+
+`weight_edges` lines up all weights in one row: the unit that each enters (its head), the unit that
+it leaves (its tail) and its value. A batch-norm with stored statistics is folded:
+y = γ (x - mean) / √(variance + ε) + β is the weight γ / √(variance + ε) and the bias
+β - γ mean / √(variance + ε) of every channel. One whose parameters another one reads too, or that
+has no scale and shift, is left as it is.
 """
 
 from __future__ import annotations

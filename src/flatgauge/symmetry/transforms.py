@@ -5,7 +5,8 @@ that the model has, each of which draws random members, and for the other groups
 absent. A `Transform` rewrites a model in place. The properties of a group (whether it preserves
 the outputs, whether it has members by powers of two) are attributes of its class; the classes are
 listed by name in `TRANSFORM_GROUPS`. Branches that are added have the same scales, so only such
-branches are tried.
+branches are tried. Hidden units that change places are found by `find_blocks`: candidates
+share the same places along the same axes of tensors, and are tried on a copy of the model.
 """
 
 from __future__ import annotations

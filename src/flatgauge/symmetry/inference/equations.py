@@ -1,10 +1,15 @@
-"""The unknown scales of a network, and the equations between them.
+"""The unknown scales of a network, the equations between them, and their solution.
 
 What enters: the shapes of parameters and activations, and what the ops demand of their scales. What
-leaves: numbered unknowns with linear equations, for `solve`. A tensor's log scale is an array of
-unknowns that broadcasts to its shape, or a sum of multiples of such arrays (`Scale`). Unknowns also
-stand for *units* (channels): a weight's row, its bias and the activation that they give belong to
-one unit although a batch-norm between them changes the scale; `links` records that.
+leaves: every unknown as a combination of free ones. A tensor's log scale is an array of unknowns
+that broadcasts to its shape, or a sum of multiples of such arrays (`Scale`). Unknowns also stand
+for *units* (channels): a weight's row, its bias and the activation that they give belong to one
+unit although a batch-norm between them changes the scale; `links` records that.
+
+To `solve`, equal unknowns are merged first; equations that only define a parameter's unknown are
+set aside; the rest is eliminated in rational numbers; free unknowns that no visible scale shows are
+dropped. The order of pivots decides which coordinates are free: parameters' unknowns are solved for
+first, then the latest.
 """
 
 from __future__ import annotations
