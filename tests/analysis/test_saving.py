@@ -14,7 +14,7 @@ import torch
 from cases import build
 
 import flatgauge as fg
-from flatgauge.analysis.files import check_place, write_whole
+from flatgauge.analysis.files import atomic_write, check_writable
 from flatgauge.analysis.measurement import Report
 from flatgauge.estimators.estimate import Estimate
 from flatgauge.surface.examples import bowl
@@ -141,39 +141,39 @@ def test_what_a_newer_version_writes_beside_is_left_out():
 
 
 def test_half_characters_of_file_names_are_written_as_escapes(tmp_path):
-    path = write_whole(tmp_path / "r.json", json.dumps("a\udcff", ensure_ascii=False))
+    path = atomic_write(tmp_path / "r.json", json.dumps("a\udcff", ensure_ascii=False))
     assert json.loads(path.read_text()) == "a\udcff"
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
     path = tmp_path / "r.json"
-    write_whole(path, "old")
+    atomic_write(path, "old")
     monkeypatch.setattr(os, "fsync", lambda handle: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        write_whole(path, "new")
+        atomic_write(path, "new")
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["r.json"]
 
 
 def test_permissions_links_and_pipes(tmp_path):
     path, link = tmp_path / "r.json", tmp_path / "link.json"
-    write_whole(path, "old")
+    atomic_write(path, "old")
     umask = os.umask(0)
     os.umask(umask)
     assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~umask
     path.chmod(0o640)
     link.symlink_to(path)
-    assert write_whole(link, "new") == link
+    assert atomic_write(link, "new") == link
     assert (link.is_symlink(), path.read_text()) == (True, "new")
     assert stat.S_IMODE(path.stat().st_mode) == 0o640
-    assert write_whole("/dev/null", "gone").exists()
-    assert check_place("/dev/null").exists()
+    assert atomic_write("/dev/null", "gone").exists()
+    assert check_writable("/dev/null").exists()
 
 
 def test_the_longest_name_can_be_written(tmp_path):
     path = tmp_path / ("n" * 255)
-    assert check_place(path) == path
-    assert write_whole(path, "text").read_text() == "text"
+    assert check_writable(path) == path
+    assert atomic_write(path, "text").read_text() == "text"
 
 
 REFUSALS = {
@@ -191,11 +191,11 @@ def test_errors_of_the_file_system_say_what_to_do(tmp_path, monkeypatch, code):
         raise OSError(code, os.strerror(code))
 
     path = tmp_path / "r.json"
-    write_whole(path, "old")
+    atomic_write(path, "old")
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", refuse)
         patch.setattr(Path, "touch", refuse)
-        for write in (lambda: write_whole(path, "new"), lambda: check_place(path)):
+        for write in (lambda: atomic_write(path, "new"), lambda: check_writable(path)):
             with pytest.raises(OSError, match="cannot be written") as caught:
                 write()
             assert str(caught.value).startswith(f"`{path}` cannot be written: {REFUSALS[code]}")
@@ -206,24 +206,24 @@ def test_errors_of_the_file_system_say_what_to_do(tmp_path, monkeypatch, code):
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no disk that is always full")
 def test_a_full_disk():
     with pytest.raises(OSError, match=r"`/dev/full` cannot be written: the disk is full; free"):
-        write_whole("/dev/full", "text")
+        atomic_write("/dev/full", "text")
 
 
 def test_a_file_larger_than_the_limit_is_refused_and_the_old_one_stays(tmp_path):
     resource = pytest.importorskip("resource")
     path, limits = tmp_path / "r.json", resource.getrlimit(resource.RLIMIT_FSIZE)
-    write_whole(path, "old")
+    atomic_write(path, "old")
     resource.setrlimit(resource.RLIMIT_FSIZE, (64, limits[1]))
     try:
         with pytest.raises(OSError, match=r"larger than files may be here; raise .*ulimit -f"):
-            write_whole(path, "new" * 64)
+            atomic_write(path, "new" * 64)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["r.json"]
 
 
-@pytest.mark.parametrize("write", [check_place, lambda path: write_whole(path, "text")])
+@pytest.mark.parametrize("write", [check_writable, lambda path: atomic_write(path, "text")])
 def test_a_name_that_is_too_long_is_refused(tmp_path, write):
     with pytest.raises(OSError, match="its name is too long; give it a shorter one"):
         write(tmp_path / ("n" * 256))

@@ -13,7 +13,7 @@ import pytest
 from command_line import QUICK, call, fill
 
 import flatgauge as fg
-from flatgauge.analysis.printable import one_line, printable
+from flatgauge.analysis.formatting import one_line, printable
 from flatgauge.analysis.progress import bar
 from flatgauge.cli import main
 from flatgauge.cli.model_words import names_of

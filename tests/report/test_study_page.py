@@ -11,7 +11,7 @@ import pytest
 from pages import EVIL, Page, pictures
 from study_data import INVARIANT, LAYERS, MEASURES, published, study_frame, whole_study
 
-from flatgauge.analysis.number_format import Number
+from flatgauge.analysis.formatting import Number
 from flatgauge.report.coefficient import Coefficient, coefficient, folded
 from flatgauge.report.frame_table import NamedTable, cell, frame_contents, frame_table
 from flatgauge.report.study_headline import study_headline

@@ -20,9 +20,9 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flatgauge.analysis.json_text import json_text, plain
+from flatgauge.analysis.files import json_text, to_plain
+from flatgauge.analysis.formatting import printable
 from flatgauge.analysis.measurement import run_measures
-from flatgauge.analysis.printable import printable
 from flatgauge.analysis.progress import Progress, show_progress
 from flatgauge.analysis.request import Request, resolve_measures
 from flatgauge.estimators.estimate import Estimate
@@ -545,7 +545,7 @@ class Certificate:
         Returns:
             The contents, with `passed`. Numbers that JSON cannot hold are "inf" and "nan".
         """
-        contents: dict[str, Any] = plain({"passed": self.passed} | asdict(self))
+        contents: dict[str, Any] = to_plain({"passed": self.passed} | asdict(self))
         return contents
 
     def to_json(self, path: str | Path | None = None) -> str:

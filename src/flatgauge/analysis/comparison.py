@@ -14,9 +14,9 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flatgauge.analysis.json_text import json_text, numbers, plain, read_json
+from flatgauge.analysis.files import from_plain, json_text, read_json, to_plain
+from flatgauge.analysis.formatting import kind, printable
 from flatgauge.analysis.measurement import Report, successive_reports
-from flatgauge.analysis.printable import printable
 from flatgauge.analysis.progress import Progress, show_progress
 from flatgauge.analysis.ranking import (
     LEVEL,
@@ -30,7 +30,6 @@ from flatgauge.analysis.ranking import (
     sampling_errors,
 )
 from flatgauge.analysis.request import Request, result_callback, validate_request
-from flatgauge.analysis.text_table import kind
 from flatgauge.measures.registry import GROUPS
 from flatgauge.surface.batch import tensors
 from flatgauge.surface.model_graph import share_graphs
@@ -396,7 +395,7 @@ class Comparison(Mapping[str, Report]):
         Returns:
             The models' reports, ranks, claims, agreement, differences and notes.
         """
-        contents: dict[str, Any] = plain(
+        contents: dict[str, Any] = to_plain(
             {
                 "complete": self.complete,
                 "verdict": self.verdict,
@@ -444,7 +443,7 @@ class Comparison(Mapping[str, Report]):
             )
         reports = {model: Report.from_dict(report) for model, report in models.items()}
         remarks = tuple(contents.get("remarks", ()))
-        pairs = errors_from_rows(numbers(contents.get("differences", [])))
+        pairs = errors_from_rows(from_plain(contents.get("differences", [])))
         return cls(reports, remarks, bool(contents.get("complete", True)), pairs)
 
     @classmethod
@@ -479,7 +478,7 @@ class Comparison(Mapping[str, Report]):
 
     def page_remarks(self) -> tuple[str, ...]:
         """What a page says about the comparison as a whole."""
-        from flatgauge.analysis.text_table import UNFINISHED
+        from flatgauge.analysis.result import UNFINISHED
 
         notes = (f"Warning: {text}" if text in self.warnings else text for text in self.notes)
         return (self.verdict, *notes, *(() if self.complete else (UNFINISHED,)))

@@ -1,13 +1,26 @@
-"""Files that are whole or not there: a result is never left half written."""
+"""Files of results: written whole or not at all, and JSON with every kind of number.
+
+`atomic_write` replaces a file in one step and explains what keeps it from doing so;
+`check_writable` finds that out before hours are spent. `to_plain` turns tensors, tuples and
+infinite numbers into what JSON can hold, `from_plain` turns the numbers back.
+"""
 
 from __future__ import annotations
 
 import errno
+import json
+import math
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
+
+from flatgauge.loading.files import check_readable, expand
+
+#: How numbers are written that JSON has not.
+_ODD = {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}
 
 #: Why a file could not be written, and what to do, by the number of the system's error.
 _REASONS = {
@@ -71,7 +84,7 @@ def explain_file_errors(path: str | Path) -> Iterator[None]:
         raise explained from error
 
 
-def write_whole(path: str | Path, contents: str | bytes) -> Path:
+def atomic_write(path: str | Path, contents: str | bytes) -> Path:
     r"""Write a file so that its readers see the old contents or the new ones, never a part.
 
     Args:
@@ -86,10 +99,10 @@ def write_whole(path: str | Path, contents: str | bytes) -> Path:
         OSError: If it cannot be written, with what to do; an old file there is as it was.
     """
     with explain_file_errors(path):
-        return _write_whole(path, contents)
+        return _write(path, contents)
 
 
-def _write_whole(path: str | Path, contents: str | bytes) -> Path:
+def _write(path: str | Path, contents: str | bytes) -> Path:
     place = _place(path)
     data = contents if isinstance(contents, bytes) else contents.encode(errors="backslashreplace")
     if place.exists() and not place.is_file():
@@ -113,7 +126,7 @@ def _write_whole(path: str | Path, contents: str | bytes) -> Path:
     return Path(path)
 
 
-def check_place(path: str | Path) -> Path:
+def check_writable(path: str | Path) -> Path:
     """Refuse a place that cannot be written to, before hours are spent on what belongs there.
 
     Args:
@@ -152,3 +165,93 @@ def _place(path: str | Path) -> Path:
 def _part_name() -> str:
     # Short, as the file's own name may be as long as names can be.
     return f".flatgauge-{secrets.token_hex(4)}"
+
+
+# -- JSON ---------------------------------------------------------------------------------------
+
+
+def json_text(contents: dict[str, Any], path: str | Path | None) -> str:
+    """Write plain contents as JSON.
+
+    Args:
+        contents: Made by `plain`.
+        path: Where to write them, as a whole or not at all; None to return the text only.
+
+    Returns:
+        The text.
+    """
+    text = json.dumps(contents, indent=2, ensure_ascii=False, allow_nan=False)
+    if path is not None:
+        atomic_write(path, text + "\n")
+    return text
+
+
+def to_plain(value: Any) -> Any:
+    """Turn a nested value into what JSON can hold.
+
+    Args:
+        value: Tensors, arrays, mappings, sequences, numbers and strings.
+
+    Returns:
+        Plain dicts, lists and numbers; "inf" and "nan" where JSON has no number.
+    """
+    if hasattr(value, "tolist"):
+        return to_plain(value.tolist())
+    if isinstance(value, Mapping):
+        return {str(key): to_plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [to_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    return value
+
+
+def from_plain(value: Any) -> Any:
+    """Turn "inf", "-inf" and "nan" in a nested value back into the numbers that `plain` met.
+
+    Args:
+        value: Plain dicts, lists, numbers and strings.
+
+    Returns:
+        The same with these strings as numbers.
+
+    Example:
+        >>> from_plain({"a": ["inf", 1.0]})
+        {'a': [inf, 1.0]}
+    """
+    if isinstance(value, dict):
+        return {key: from_plain(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [from_plain(item) for item in value]
+    return _ODD.get(value, value) if isinstance(value, str) else value
+
+
+def read_json(path: str | Path) -> dict[str, Any]:
+    """Read a file of JSON.
+
+    Args:
+        path: The file.
+
+    Returns:
+        Its contents.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If it holds no JSON object.
+    """
+    place = expand(path)
+    if not os.path.isfile(place):
+        raise FileNotFoundError(
+            f"`{path}` is not a file, seen from `{Path.cwd()}`; give a file that `to_json` or "
+            "`--save` wrote."
+        )
+    check_readable(place)
+    try:
+        contents = json.loads(place.read_text(encoding="utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(
+            f"`{path}` holds no JSON ({error}); give a file that `to_json` or `--save` wrote."
+        ) from error
+    if not isinstance(contents, dict):
+        raise ValueError(f"`{path}` holds no report; give a file that `to_json` wrote.")
+    return contents

@@ -25,12 +25,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from flatgauge.analysis.json_text import json_text, numbers, plain, read_json
+from flatgauge.analysis.files import from_plain, json_text, read_json, to_plain
+from flatgauge.analysis.formatting import duration, kind, printable
 from flatgauge.analysis.memory import memory_estimate
-from flatgauge.analysis.printable import printable
 from flatgauge.analysis.progress import Progress, show_progress
 from flatgauge.analysis.request import Request, result_callback, validate_request
-from flatgauge.analysis.text_table import UNFINISHED, duration, header, kind, plain_table
+from flatgauge.analysis.result import UNFINISHED
+from flatgauge.analysis.text_table import header, plain_table
 from flatgauge.curvature.blocks import Blocks
 from flatgauge.estimators.estimate import Estimate
 from flatgauge.estimators.linalg import vector_norm
@@ -433,7 +434,7 @@ class Report(Mapping[str, Estimate]):
                 for name, estimate in self.items()
             },
         }
-        found = plain(contents)
+        found = to_plain(contents)
         assert isinstance(found, dict)
         return found
 
@@ -581,7 +582,7 @@ def _read_value(kind: str, name: str, value: Any) -> Any:
         return tuple(value)
     if kind.startswith("str"):
         return value
-    value = numbers(value)
+    value = from_plain(value)
     return {key: _read_tensor(part) for key, part in value.items()} if name == "units" else value
 
 

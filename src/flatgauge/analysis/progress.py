@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
-from flatgauge.analysis.printable import one_line
+from flatgauge.analysis.formatting import one_line
 from flatgauge.surface.surface import LossSurface
 
 #: Called with the name of what begins, how much is done, and how much there is.

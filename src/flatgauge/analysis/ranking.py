@@ -15,7 +15,7 @@ from functools import cached_property
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
-from flatgauge.analysis.json_text import plain
+from flatgauge.analysis.files import to_plain
 from flatgauge.curvature.aggregate import standard_error
 from flatgauge.estimators.estimate import Estimate
 from flatgauge.estimators.linalg import FLOAT32_RTOL, FLOAT64_RTOL
@@ -384,7 +384,7 @@ def _uneven_options(options: Mapping[str, Mapping[str, Any]]) -> str:
     uneven = ""
     options = {model: chosen for model, chosen in options.items() if chosen}
     for key in dict.fromkeys(key for chosen in options.values() for key in chosen):
-        found = {model: plain(chosen.get(key)) for model, chosen in options.items()}
+        found = {model: to_plain(chosen.get(key)) for model, chosen in options.items()}
         if key not in _ACCURACY and len({repr(value) for value in found.values()}) > 1:
             uneven = f"`{key}` differs: {by_model(found)}"
     return uneven

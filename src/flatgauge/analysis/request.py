@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from flatgauge.analysis.files import check_place
+from flatgauge.analysis.files import check_writable
 from flatgauge.estimators.random import check_seed
 from flatgauge.measures.registry import BALANCED, Measure, Needs, registry
 from flatgauge.runtime.distributed import ProcessGroup
@@ -107,5 +107,5 @@ def result_callback(save: Any, processes: ProcessGroup) -> Callable[[Any], objec
         raise TypeError(f"`save={save!r}` must be the path of a file, or a function.")
     if processes.rank:
         return None
-    place = check_place(save)
+    place = check_writable(save)
     return lambda result: result.to_json(place)

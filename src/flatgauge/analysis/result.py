@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from flatgauge.analysis.json_text import json_text, plain
+from flatgauge.analysis.files import json_text, to_plain
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -106,7 +106,7 @@ class Result(ABC):
     @classmethod
     def plain_contents(cls, contents: Mapping[str, Any]) -> dict[str, Any]:
         """Contents as JSON can hold them, with the schema first."""
-        found: dict[str, Any] = plain({"schema": cls.schema(), **contents})
+        found: dict[str, Any] = to_plain({"schema": cls.schema(), **contents})
         return found
 
     @classmethod

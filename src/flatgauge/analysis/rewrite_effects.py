@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from flatgauge.analysis.number_format import Number, value_of
+from flatgauge.analysis.formatting import Number, value_of
 from flatgauge.analysis.ranking import INVARIANCE_CLASSES, by_invariance_class, claimed_groups
 from flatgauge.estimators.estimate import Estimate
 from flatgauge.symmetry.transforms import TRANSFORM_GROUPS

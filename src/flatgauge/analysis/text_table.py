@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from flatgauge.analysis.formatting import duration, joined_notes, kind, two_digits
+from flatgauge.analysis.result import UNFINISHED
 from flatgauge.estimators.estimate import Estimate
 from flatgauge.measures import registry
 
@@ -14,9 +15,6 @@ if TYPE_CHECKING:
 
 #: Options that are always shown: a value means nothing without them.
 ALWAYS_SHOWN = ("epsilon", "rho", "sigma", "lam", "skeleton")
-
-#: Said below what holds only part of what was asked for.
-UNFINISHED = "interrupted: not everything that was asked for is here"
 
 #: The columns of a table of estimates.
 COLUMNS = ("measure", "value", "data error", "kind", "products", "time")
@@ -45,19 +43,6 @@ def header(facts: RunInfo) -> str:
     if facts.sweep:
         lines.append(f"sweeps that measures of blocks share: {facts.sweep}")
     return "\n".join([*lines, *(f"note: {note}" for note in facts.notes)])
-
-
-def kind(estimate: Estimate) -> str:
-    """How a number came about, in a word or two."""
-    if math.isnan(estimate.value):
-        return "failed"
-    if not estimate.converged:
-        return "not converged"
-    if estimate.lower_bound:
-        return "lower bound"
-    if estimate.exact:
-        return "exact"
-    return "estimated" if estimate.stderr > 0 else "computed"
 
 
 def rows(estimates: Mapping[str, Estimate]) -> list[tuple[str, ...]]:
@@ -91,40 +76,6 @@ def shown_options(name: str, estimate: Estimate) -> list[str]:
     ]
 
 
-def two_digits(number: float) -> str:
-    """Write a number to two digits.
-
-    Args:
-        number: The number.
-
-    Returns:
-        The text.
-
-    Example:
-        >>> two_digits(94.3), two_digits(0.0213), two_digits(12345.0)
-        ('94', '0.021', '12000')
-    """
-    return f"{float(f'{number:.2g}'):g}"
-
-
-def duration(seconds: float) -> str:
-    """Write a time for people.
-
-    Args:
-        seconds: The time.
-
-    Returns:
-        The time with its unit.
-
-    Example:
-        >>> duration(0.0123), duration(4.2), duration(480)
-        ('12 ms', '4.2 s', '8.0 min')
-    """
-    if seconds < 0.1:
-        return f"{1000 * seconds:.0f} ms"
-    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
-
-
 def plain_table(estimates: Mapping[str, Estimate]) -> str:
     """A table without colour or frame, with the notes of every estimate below it.
 
@@ -135,15 +86,6 @@ def plain_table(estimates: Mapping[str, Estimate]) -> str:
         The text.
     """
     return "\n".join([*align_columns([COLUMNS, *rows(estimates)]), *joined_notes(estimates)])
-
-
-def joined_notes(estimates: Mapping[str, Estimate]) -> list[str]:
-    """The notes of all estimates, each told once with the measures it holds for."""
-    holders: dict[str, list[str]] = {}
-    for name, item in estimates.items():
-        for note in item.notes:
-            holders.setdefault(note, []).append(name)
-    return [f"{', '.join(names)}: {note}" for note, names in holders.items()]
 
 
 def align_columns(cells: Sequence[tuple[str, ...]]) -> list[str]:

@@ -169,12 +169,12 @@ def _show(about: str, rows: list[TimingRow]) -> None:
 
 def _write(results: Results, json: Path | None, markdown: Path | None) -> None:
     """Write what is finished."""
-    from flatgauge.analysis.files import write_whole
+    from flatgauge.analysis.files import atomic_write
 
     if json is not None:
-        write_whole(json, results.to_json())
+        atomic_write(json, results.to_json())
     if markdown is not None:
-        write_whole(markdown, results.to_markdown())
+        atomic_write(markdown, results.to_markdown())
 
 
 def _check_drawable(plan: BenchPlan, png: Path | None) -> None:

@@ -22,10 +22,10 @@ def demo(
     debug: Debug = False,
 ) -> None:
     """Train three networks on digits, measure them, disguise one, and write a report."""
-    from flatgauge.analysis.files import check_place
+    from flatgauge.analysis.files import check_writable
     from flatgauge.cli.demonstration import demonstrate
     from flatgauge.cli.session import set_threads
 
-    check_place(html)
+    check_writable(html)
     set_threads(threads or 1)  # For networks this small one thread is the fastest.
     demonstrate(show, html, seed=seed)

@@ -44,7 +44,7 @@ class Keeper:
         """
         self.result = result
         if self._save is not None:
-            from flatgauge.analysis.json_text import json_text
+            from flatgauge.analysis.files import json_text
             from flatgauge.cli.output import with_command
 
             before, self._unsaved = self._unsaved, None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from flatgauge.analysis.printable import one_line
+from flatgauge.analysis.formatting import one_line
 
 #: A model's reference and its checkpoint, None for the model as its factory makes it.
 Entry = tuple[str, str | None]

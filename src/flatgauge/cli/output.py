@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from flatgauge.analysis.printable import one_line
+from flatgauge.analysis.formatting import one_line
 from flatgauge.cli.ranks import device_of, processes
 from flatgauge.cli.streams import show, tell, writes_unicode
 

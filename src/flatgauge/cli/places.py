@@ -28,7 +28,7 @@ def check_places(params: Mapping[str, Any], *options: str) -> None:
     """
     if rank():  # The first one writes.
         return
-    from flatgauge.analysis.files import check_place
+    from flatgauge.analysis.files import check_writable
 
     outputs = {f"--{name}": Path(params[name]) for name in options if params[name] is not None}
     for option, place in outputs.items():
@@ -38,7 +38,7 @@ def check_places(params: Mapping[str, Any], *options: str) -> None:
                     f"`{option} {place}` would overwrite what this command reads (`{word}`); name "
                     "another file."
                 )
-        check_place(place)
+        check_writable(place)
     for (one, place), (other, second) in combinations(outputs.items(), 2):
         if _same_file(place, second):
             raise ValueError(

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, TextIO, cast
 
 from flatgauge.analysis.files import file_error
-from flatgauge.analysis.printable import printable
+from flatgauge.analysis.formatting import printable
 
 
 def show(text: str) -> None:

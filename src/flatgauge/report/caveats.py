@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flatgauge.analysis.number_format import mark_of
+from flatgauge.analysis.formatting import kind
 from flatgauge.symmetry.gauge import GaugeGroup
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def caveats_of(
         for note in report.facts.notes:
             run.setdefault(note, {})[model] = None
         for mark, told in (("failed", "could not be measured"), ("not converged", "not converged")):
-            names = [name for name, e in report.items() if mark_of(e) == mark]
+            names = [name for name, e in report.items() if kind(e) == mark]
             if names:
                 run.setdefault(f"{told}: {', '.join(names)}", {})[model] = None
         for name, estimate in report.items():

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flatgauge.analysis.number_format import Number, number
+from flatgauge.analysis.formatting import Number, number
 from flatgauge.report.certificate_table import change_text, size_text, tail
 from flatgauge.symmetry.transforms import TRANSFORM_GROUPS
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from flatgauge.analysis.number_format import Number, number
+from flatgauge.analysis.formatting import Number, number
 
 if TYPE_CHECKING:
     import pandas as pd

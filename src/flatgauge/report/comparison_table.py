@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from flatgauge.analysis.text_table import UNFINISHED, align_columns, kind, label_with_options
+from flatgauge.analysis.formatting import kind
+from flatgauge.analysis.result import UNFINISHED
+from flatgauge.analysis.text_table import align_columns, label_with_options
 from flatgauge.report.difference_table import difference_cells
 
 if TYPE_CHECKING:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from flatgauge.analysis.number_format import Number, number
+from flatgauge.analysis.formatting import Number, number, two_digits
 from flatgauge.analysis.ranking import PAIRED, ModelDifference
-from flatgauge.analysis.text_table import two_digits
 
 
 def difference_cells(

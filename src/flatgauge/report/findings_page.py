@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flatgauge.analysis.files import write_whole
+from flatgauge.analysis.files import atomic_write
 from flatgauge.analysis.landscapes.computing import landscape
 from flatgauge.analysis.landscapes.several import Landscapes
 from flatgauge.analysis.request import resolve_measures
@@ -29,7 +29,7 @@ def write_results(findings: Findings) -> None:
     Args:
         findings: What was found.
     """
-    write_whole(findings.store.folder / "results.csv", findings.to_frame().to_csv())
+    atomic_write(findings.store.folder / "results.csv", findings.to_frame().to_csv())
 
 
 def write_tables(findings: Findings) -> None:
@@ -48,7 +48,7 @@ def write_tables(findings: Findings) -> None:
     }
     for name, frame in tables.items():
         if frame is not None and not frame.empty:
-            write_whole(findings.store.folder / f"{name}.csv", frame.to_csv())
+            atomic_write(findings.store.folder / f"{name}.csv", frame.to_csv())
 
 
 def write_findings(findings: Findings, path: str | Path, *, command: str | None = None) -> Path:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
-from flatgauge.analysis.json_text import plain
-from flatgauge.analysis.number_format import Number, number
+from flatgauge.analysis.files import to_plain
+from flatgauge.analysis.formatting import Number, number
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -147,6 +147,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Integral):
         return int(value)
     if isinstance(value, Real):
-        return plain(float(value))
+        return to_plain(float(value))
     found = value.item() if hasattr(value, "item") else value
     return found if isinstance(found, bool) else str(found)

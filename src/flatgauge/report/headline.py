@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from flatgauge.analysis.formatting import MARKS, Number, data_error_of, kind, value_of
 from flatgauge.analysis.measurement import Report
-from flatgauge.analysis.number_format import MARKS, Number, data_error_of, mark_of, value_of
 from flatgauge.analysis.ranking import (
     INVARIANCE_CLASSES,
     Agreement,
@@ -225,7 +225,7 @@ def _cards(report: Report, broken: set[str]) -> list[Card]:
             name,
             value_of(report[name]),
             data_error_of(report[name]),
-            mark_of(report[name]),
+            kind(report[name]),
             "moves although it claims not to: see the certificate"
             if name in broken
             else sees[invariance_class(claimed_groups(name, report[name].options))],
@@ -243,7 +243,7 @@ def trust(report: Report) -> str:
     Returns:
         The sentence.
     """
-    marks = [mark_of(estimate) for estimate in report.values()]
+    marks = [kind(estimate) for estimate in report.values()]
     counts = [f"{marks.count(mark)} {mark}" for mark in MARKS if mark in marks]
     shaky = [mark for mark in ("not converged", "failed") if mark in marks]
     errors = {

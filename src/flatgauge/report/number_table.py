@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from flatgauge.analysis.formatting import Number, data_error_of, duration, kind, number, value_of
 from flatgauge.analysis.measurement import Report
-from flatgauge.analysis.number_format import Number, data_error_of, mark_of, number, value_of
-from flatgauge.analysis.text_table import duration, shown_options
+from flatgauge.analysis.text_table import shown_options
 from flatgauge.estimators.estimate import Estimate
 from flatgauge.measures import registry
 
@@ -85,7 +85,7 @@ def _row(name: str, estimate: Estimate, caveats: Caveats) -> NumberRow:
         symbol=registry[name].symbol if name in registry else "",
         value=value_of(estimate),
         data_error=data_error_of(estimate),
-        mark=mark_of(estimate),
+        mark=kind(estimate),
         options=shown_options(name, estimate),
         products=estimate.matvecs,
         seconds=number(estimate.seconds, duration(estimate.seconds)),

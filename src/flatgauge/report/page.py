@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from flatgauge.analysis.certificate import Certificate
-from flatgauge.analysis.files import write_whole
-from flatgauge.analysis.json_text import plain
-from flatgauge.analysis.number_format import MARKS
+from flatgauge.analysis.files import atomic_write, to_plain
+from flatgauge.analysis.formatting import MARKS
 from flatgauge.analysis.ranking import SamplingErrors, rank_models
 from flatgauge.measures.registry import GROUPS
 from flatgauge.report.caveats import caveats_of
@@ -83,7 +82,7 @@ def write_page(
         "remarks": list(remarks),
         "rewritten": dict(rewritten),
         "reports": {name: report.to_dict() for name, report in reports.items()},
-        "differences": plain([row.to_dict() for row in differences]),
+        "differences": to_plain([row.to_dict() for row in differences]),
         "certificates": {name: found.to_dict() for name, found in certificates.items()},
         "gauges": {name: gauge_contents(gauge) for name, gauge in gauges.items()},
         "spectra": [drawn.to_dict() for drawn in spectra],
@@ -118,7 +117,7 @@ def write_page(
         "verdicts": VERDICTS,
     }
     drawn = any(page[key] for key in ("layers", "units", "spectra", "landscapes"))
-    return write_whole(path, rendered("page.html", page, contents, drawn=drawn))
+    return atomic_write(path, rendered("page.html", page, contents, drawn=drawn))
 
 
 def _check(

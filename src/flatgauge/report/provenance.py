@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from flatgauge.analysis.formatting import Number, duration, number
 from flatgauge.analysis.measurement import Report, RunInfo
-from flatgauge.analysis.number_format import Number, number
-from flatgauge.analysis.text_table import duration
 
 
 def provenance_of(reports: Mapping[str, Report]) -> dict[str, dict[str, str | Number]]:

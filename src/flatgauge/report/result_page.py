@@ -11,7 +11,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flatgauge.analysis.files import write_whole
+from flatgauge.analysis.files import atomic_write
 from flatgauge.report.tables import tables_html
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def write_result(path: str | Path, result: Result) -> Path:
     page = _PAGE.format(
         title=escape(result.heading), picture=picture, tables=tables_html(result.tables())
     )
-    return write_whole(path, page)
+    return atomic_write(path, page)
 
 
 def show_page(path: Path) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from flatgauge.analysis.number_format import Number, number
+from flatgauge.analysis.formatting import Number, number
 from flatgauge.report.coefficient import ENDS, Coefficient, coefficient, folded, number_at
 from flatgauge.report.frame_table import cell
 

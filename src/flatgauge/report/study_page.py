@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flatgauge.analysis.files import write_whole
+from flatgauge.analysis.files import atomic_write
 from flatgauge.measures.registry import GROUPS
 from flatgauge.report.caveats import Caveat, Caveats
 from flatgauge.report.drawable import Drawable
@@ -162,7 +162,7 @@ def write_study_page(
         "tables": {item.title: frame_contents(item.frame) for item in tables},
         "pictures": [item.to_dict() for item in pictures],
     }
-    return write_whole(path, rendered("study.html", page, contents, drawn=True))
+    return atomic_write(path, rendered("study.html", page, contents, drawn=True))
 
 
 def _check(

@@ -18,7 +18,7 @@ from html import escape
 from itertools import groupby
 from typing import TYPE_CHECKING
 
-from flatgauge.analysis.printable import printable
+from flatgauge.analysis.formatting import printable
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from flatgauge.analysis.printable import printable
+from flatgauge.analysis.formatting import printable
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -16,8 +16,7 @@ from typing import Any, Literal, TextIO
 
 from torch import nn
 
-from flatgauge.analysis.files import explain_file_errors, write_whole
-from flatgauge.analysis.json_text import numbers, plain
+from flatgauge.analysis.files import atomic_write, explain_file_errors, from_plain, to_plain
 from flatgauge.loading.checkpoints import load_weights
 from flatgauge.studies.recipe import Recipe
 from flatgauge.studies.training import Trained
@@ -61,10 +60,10 @@ class Store:
         with explain_file_errors(self.folder):
             for part in ("models", "rows", "locks"):
                 (self.folder / part).mkdir(parents=True, exist_ok=True)
-        wanted = plain(declaration)
+        wanted = to_plain(declaration)
         with self._held_alone():  # Of processes that begin at once, one declares the study.
             if not self._declared.exists():
-                write_whole(self._declared, json.dumps(wanted, indent=2, ensure_ascii=False))
+                atomic_write(self._declared, json.dumps(wanted, indent=2, ensure_ascii=False))
                 return
         if not resume and self._has_runs():
             raise FileExistsError(
@@ -81,7 +80,7 @@ class Store:
             )
         if differing:
             with self._held_alone():
-                write_whole(self._declared, json.dumps(wanted, indent=2, ensure_ascii=False))
+                atomic_write(self._declared, json.dumps(wanted, indent=2, ensure_ascii=False))
 
     def declaration(self) -> dict[str, Any]:
         """What the study is.
@@ -133,8 +132,8 @@ class Store:
         # Copies, as the format refuses tensors that share memory, such as tied weights.
         weights = {name: part.clone().contiguous() for name, part in state.items()}
         header = {"recipe": recipe.to_dict(), "training": trained.facts()}
-        text = {key: json.dumps(plain(value)) for key, value in header.items()}
-        write_whole(self._model(run), save(weights, metadata=text))
+        text = {key: json.dumps(to_plain(value)) for key, value in header.items()}
+        atomic_write(self._model(run), save(weights, metadata=text))
 
     def has_model(self, run: str) -> bool:
         """Whether a run's network is trained.
@@ -167,8 +166,8 @@ class Store:
         try:
             with safe_open(place, framework="pt") as file:
                 header = file.metadata()
-            found: dict[str, Any] = numbers(json.loads(header["training"]))
-            made = Recipe.from_dict(numbers(json.loads(header["recipe"])))
+            found: dict[str, Any] = from_plain(json.loads(header["training"]))
+            made = Recipe.from_dict(from_plain(json.loads(header["recipe"])))
             if not run.endswith(made.digest):
                 raise ValueError("it was trained by another recipe")
         except (SafetensorError, TypeError, KeyError, ValueError) as error:
@@ -194,8 +193,8 @@ class Store:
             run: Its name.
             row: Plain values.
         """
-        text = json.dumps(plain(row) | {"study": self._identity()}, ensure_ascii=False)
-        write_whole(self._row(run), text)
+        text = json.dumps(to_plain(row) | {"study": self._identity()}, ensure_ascii=False)
+        atomic_write(self._row(run), text)
 
     def has_row(self, run: str) -> bool:
         """Whether a run is finished.
@@ -280,12 +279,12 @@ class Store:
             part: Its network or its row.
             contents: What `contents` gave there.
         """
-        write_whole(self._place(run, part), contents)
+        atomic_write(self._place(run, part), contents)
 
     def _identity(self) -> str:
         """What tells its rows from those of studies that measure in another way."""
         fixed = {k: v for k, v in self.declaration().items() if k not in _GROWING}
-        text = json.dumps(plain(fixed), sort_keys=True)
+        text = json.dumps(to_plain(fixed), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @contextmanager
@@ -322,7 +321,7 @@ class Store:
 def _contents(place: Path, needed: set[str], advice: str) -> dict[str, Any]:
     """A file of JSON that has certain keys, or what to do as it is damaged."""
     try:
-        found = numbers(json.loads(place.read_text(encoding="utf-8")))
+        found = from_plain(json.loads(place.read_text(encoding="utf-8")))
         if not isinstance(found, dict) or needed - set(found):
             raise ValueError("something is missing")
     except ValueError as error:

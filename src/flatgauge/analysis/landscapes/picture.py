@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flatgauge.analysis.printable import printable
+from flatgauge.analysis.formatting import printable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

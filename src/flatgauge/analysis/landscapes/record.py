@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flatgauge.analysis.files import check_place, write_whole
+from flatgauge.analysis.files import atomic_write, check_writable
 from flatgauge.loading.files import expand
 
 #: Seconds between two writes of the file.
@@ -68,7 +68,7 @@ class Record:
         shape: tuple[int, ...],
         count: int,
     ) -> None:
-        self._path = None if path is None else expand(check_place(path))
+        self._path = None if path is None else expand(check_writable(path))
         self._settings: dict[str, Any] = json.loads(json.dumps(settings))
         self.parts = [
             PartialGrid(np.zeros(shape), np.full(shape, math.nan), np.zeros(shape, bool))
@@ -110,7 +110,7 @@ class Record:
             arrays |= {f"{name} {number}": np.asarray(value) for name, value in vars(part).items()}
         held = io.BytesIO()
         np.savez(held, **arrays)
-        write_whole(self._path, held.getvalue())
+        atomic_write(self._path, held.getvalue())
         self._last = time.monotonic()
 
     def _read(self, path: Path) -> None:

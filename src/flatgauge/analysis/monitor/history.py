@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from flatgauge.analysis.json_text import json_text, plain
-from flatgauge.analysis.text_table import align_columns, duration
+from flatgauge.analysis.files import json_text, to_plain
+from flatgauge.analysis.formatting import duration
+from flatgauge.analysis.text_table import align_columns
 from flatgauge.estimators.estimate import Estimate
 
 if TYPE_CHECKING:
@@ -202,7 +203,7 @@ class History(Sequence[HistoryRow]):
             {**vars(row), "estimates": {n: _plain(e) for n, e in row.estimates.items()}}
             for row in self
         ]
-        contents: dict[str, Any] = plain({"skipped": self.skipped, "rows": rows})
+        contents: dict[str, Any] = to_plain({"skipped": self.skipped, "rows": rows})
         return contents
 
     def to_json(self, path: str | Path | None = None) -> str:

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
+from flatgauge.analysis.formatting import duration
 from flatgauge.analysis.measurement import Report, measure_requests
 from flatgauge.analysis.monitor.history import DIVERGED, FAILED, MEASURED, History, HistoryRow
 from flatgauge.analysis.monitor.pace import Pace
 from flatgauge.analysis.monitor.subset import read_subset
 from flatgauge.analysis.monitor.trackers import as_log
 from flatgauge.analysis.request import resolve_measures
-from flatgauge.analysis.text_table import duration
 from flatgauge.curvature.sweep.backprop import sweep_of
 from flatgauge.estimators.linalg import to_float64
 from flatgauge.estimators.random import check_seed

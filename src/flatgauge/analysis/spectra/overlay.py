@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flatgauge.analysis.json_text import json_text
-from flatgauge.analysis.printable import printable
+from flatgauge.analysis.files import json_text
+from flatgauge.analysis.formatting import printable
 from flatgauge.analysis.spectra.single import WIDTH, Spectrum
 from flatgauge.analysis.spectra.text import CAPTION, summary, title_of
 from flatgauge.estimators.density import SymlogAxis, log_grid

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from flatgauge.analysis.json_text import json_text, plain
-from flatgauge.analysis.printable import printable
+from flatgauge.analysis.files import json_text, to_plain
+from flatgauge.analysis.formatting import printable
 from flatgauge.analysis.spectra.text import CAPTION, summary, title_of
 from flatgauge.estimators.density import (
     Array,
@@ -205,7 +205,7 @@ class Spectrum:
         for name in ("trace", "smallest", "negative", "near_zero"):
             parts[name] = _brief(getattr(self, name))
         line = self.line()
-        found: dict[str, Any] = plain(
+        found: dict[str, Any] = to_plain(
             {"geometry": self.geometry, "facts": asdict(self.facts)}
             | parts
             | {

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from flatgauge.analysis.text_table import align_columns, duration, header
+from flatgauge.analysis.formatting import duration
+from flatgauge.analysis.text_table import align_columns, header
 from flatgauge.estimators.estimate import Estimate, format_with_error
 
 if TYPE_CHECKING:

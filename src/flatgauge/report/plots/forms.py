@@ -6,7 +6,7 @@ import io
 from pathlib import Path
 from typing import Any
 
-from flatgauge.analysis.files import write_whole
+from flatgauge.analysis.files import atomic_write
 
 
 def picture_forms() -> list[str]:
@@ -29,4 +29,4 @@ def write_picture(path: str | Path, figure: Any, *, dpi: int) -> Path:
     """
     contents = io.BytesIO()
     figure.savefig(contents, format=Path(path).suffix[1:].lower() or "png", dpi=dpi)
-    return write_whole(path, contents.getvalue())
+    return atomic_write(path, contents.getvalue())

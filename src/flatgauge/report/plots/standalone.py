@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flatgauge.analysis.files import write_whole
+from flatgauge.analysis.files import atomic_write
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -83,4 +83,4 @@ def write_figure(
         notes=f"<ul>{items}</ul>" if items else "",
         text=f"<pre>{escape(text)}</pre>" if text else "",
     )
-    return write_whole(path, page)
+    return atomic_write(path, page)
