@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Iterator
 from typing import Any
@@ -16,9 +17,8 @@ PACKAGES = (
     "curvature",
     "symmetry",
     "geometry",
-    "functionals",
-    "networks",
-    "statistics",
+    "studies.networks",
+    "studies.statistics",
 )
 
 #: From this length on, a signature has one parameter in a line.
@@ -48,14 +48,14 @@ def _overview() -> str:
     lines += ["## Packages", "", "| | |", "|---|---|"]
     lines.append("| [`fg.measures`](../measures/index.md) | One function for every measure. |")
     for package in PACKAGES:
-        module = getattr(fg, package)
+        module = importlib.import_module(f"flatgauge.{package}")
         lines.append(f"| [`flatgauge.{package}`]({package}.md) | {_summary(module)} |")
     return "\n".join(lines)
 
 
 def _package_page(package: str) -> str:
     """All public names of a package."""
-    module = getattr(fg, package)
+    module = importlib.import_module(f"flatgauge.{package}")
     parts = [f"# flatgauge.{package}", markdown(inspect.getdoc(module) or "")]
     for name in module.__all__:
         item = getattr(module, name)
