@@ -20,7 +20,7 @@ from flatgauge.cli.extras import PARTS
 from flatgauge.geometry import GEOMETRIES
 from flatgauge.loading.datasets import BUILTIN
 from flatgauge.measures import registry
-from flatgauge.report.latex_text import readable, unicode_formula
+from flatgauge.report.formulas import readable, unicode_formula
 from flatgauge.studies.published import PRESETS, STUDIES
 from flatgauge.studies.working import ENGINES
 from flatgauge.surface.losses import NAMED
@@ -171,12 +171,12 @@ def test_the_time_left_is_a_rough_guess():
     [
         (
             r"\operatorname{tr} H = \sum_i \partial^2 L / \partial \theta_i^2",
-            "tr H = Σᵢ ∂² L / ∂ θᵢ²",
+            "tr H = ∑ᵢ ∂² L / ∂ θᵢ²",
         ),
         (r"\max_{\|\delta\|_2 \le \varepsilon}", "max_(‖δ‖₂ ≤ ε)"),
         (r"\frac{a + b}{c}", "(a + b)/c"),
         (r"\sqrt{18}, \sqrt{a b}", "√18, √(a b)"),
-        (r"\tilde H^{l}_{ss'}", "H̃ˡₛₛ′"),
+        (r"\tilde H^{l}_{ss'}", "H̃ˡ_ss′"),
         (r"\left( x \right)^{1/q} \quad \unknown{y}", "( x )^(1/q) unknowny"),
         (r"a \\ b", "a\nb"),
         (r"{{a}", "a"),

@@ -19,7 +19,7 @@ from flatgauge.analysis.ranking import rank_models
 from flatgauge.analysis.rewrite_effects import certified_effects, effects_between
 from flatgauge.estimators.estimate import Estimate
 from flatgauge.measures import registry
-from flatgauge.report.formula import mathml
+from flatgauge.report.formulas import mathml
 from flatgauge.report.glossary import formula_of
 from flatgauge.report.headline import ranking_view
 from flatgauge.report.layer_bars import MOST_LAYERS, layer_choices, unit_choices

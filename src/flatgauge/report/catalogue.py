@@ -8,7 +8,7 @@ import re
 from flatgauge.analysis.text_table import align_columns
 from flatgauge.measures import registry
 from flatgauge.measures.registry import GROUPS, Measure
-from flatgauge.report.latex_text import readable
+from flatgauge.report.formulas import readable
 
 _FURTHER = "`flatgauge catalogue NAME` explains one in full."
 

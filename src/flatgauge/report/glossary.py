@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from flatgauge.measures import registry
 from flatgauge.measures.registry import GROUPS, Measure
-from flatgauge.report.formula import mathml, readable
+from flatgauge.report.formulas import mathml, unicode_formula
 
 if TYPE_CHECKING:
     from flatgauge.analysis.measurement import Report
@@ -97,7 +97,7 @@ def _entry(item: Measure) -> Entry:
         symbol=item.symbol,
         definition=item.definition,
         mathml=mathml(latex) if latex else None,
-        formula=readable(latex),
+        formula=unicode_formula(latex),
         invariant_to=[group for group in GROUPS if group in item.invariant_to],
         geometry=item.geometry,
         functional=item.functional,
