@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from flatgauge.loading.checkpoints import load_weights
 from flatgauge.loading.datasets import Samples, load_dataset, normalise
+from flatgauge.loading.models import load_weights
 
 DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
 CHECKPOINTS = DATA / "checkpoints"

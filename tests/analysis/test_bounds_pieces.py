@@ -16,7 +16,7 @@ from flatgauge import LossSurface
 from flatgauge.analysis.bounds.noise import description_length, layer_noise, on_grid
 from flatgauge.curvature.blocks import block_curvature
 from flatgauge.curvature.surrogate import with_surrogate
-from flatgauge.estimators.random import TruncatedNormal
+from flatgauge.estimators.linalg import TruncatedNormal
 from flatgauge.measures.normalized_sharpness import best_scales
 
 

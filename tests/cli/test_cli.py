@@ -35,7 +35,7 @@ def test_measure_prints_the_numbers_of_the_library(run):
     code, out, _ = run("measure", "nets.py:small", "--data", "data.npz", "--json", *QUICK)
     assert code == 0
     contents = json.loads(out)
-    from flatgauge.loading.user_code import build_model
+    from flatgauge.loading.models import build_model
 
     model = build_model("nets.py:small")
     surface = fg.LossSurface(model, "cross_entropy", fg.load_dataset("data.npz"))
@@ -48,7 +48,7 @@ def test_measure_prints_the_numbers_of_the_library(run):
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pt"])
 def test_weights_are_loaded(run, suffix):
-    from flatgauge.loading.user_code import build_model
+    from flatgauge.loading.models import build_model
 
     state = {
         k: torch.full_like(v, 0.25) for k, v in build_model("nets.py:small").state_dict().items()

@@ -10,7 +10,7 @@ from command_line import QUICK, call, fill
 
 import flatgauge as fg
 from flatgauge.cli.model_words import is_model, names_of, read_models
-from flatgauge.loading.user_code import build_model
+from flatgauge.loading.models import build_model
 
 WORDS = ("--data", "data.npz", *QUICK)
 

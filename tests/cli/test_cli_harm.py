@@ -12,7 +12,7 @@ from command_line import QUICK, call, fill
 
 import flatgauge as fg
 from flatgauge.cli.keeping import keeping
-from flatgauge.loading.user_code import build_model
+from flatgauge.loading.models import build_model
 from flatgauge.surface.examples import bowl
 
 DATA = ("--data", "data.npz")

@@ -28,7 +28,7 @@ def run(tmp_path, monkeypatch, capsys):
     x, y = generator.normal(size=(30, 6)).astype("float32"), generator.integers(0, 3, size=30)
     np.savez(tmp_path / "data.npz", x=x, y=y)
     monkeypatch.chdir(tmp_path)
-    from flatgauge.loading.user_code import build_model
+    from flatgauge.loading.models import build_model
 
     for seed, name in enumerate("ab"):
         with torch.random.fork_rng():
@@ -47,7 +47,7 @@ def run(tmp_path, monkeypatch, capsys):
 
 
 def surface(weights: str) -> fg.LossSurface:
-    from flatgauge.loading.user_code import build_model
+    from flatgauge.loading.models import build_model
 
     model = build_model("nets.py:small")
     model.load_state_dict(torch.load(weights))

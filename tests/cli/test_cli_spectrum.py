@@ -8,7 +8,7 @@ import torch
 from test_cli import folder, run  # noqa: F401  (fixtures)
 
 import flatgauge as fg
-from flatgauge.loading.user_code import build_model
+from flatgauge.loading.models import build_model
 
 QUICK = ("--probes", "2", "--steps", "6", "--top", "2")
 WORDS = ("spectrum", "nets.py:small", "--data", "data.npz", *QUICK)

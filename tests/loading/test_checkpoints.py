@@ -15,7 +15,7 @@ import torch
 import zoo
 from torch import nn
 
-from flatgauge.loading.checkpoints import load_weights
+from flatgauge.loading.models import load_weights
 
 
 def make(seed: int = 0, classes: int = 3) -> nn.Module:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from flatgauge.loading.user_code import build_model, call_factory, resolve
+from flatgauge.loading.models import build_model, call_factory, resolve
 
 
 @pytest.fixture(autouse=True)

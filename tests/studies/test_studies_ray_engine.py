@@ -12,8 +12,8 @@ import pytest
 from command_line import call
 from small_studies import tiny_study
 
-from flatgauge.loading.user_code import call_factory as call_code
-from flatgauge.loading.user_code import resolve
+from flatgauge.loading.models import call_factory as call_code
+from flatgauge.loading.models import resolve
 from flatgauge.studies import RayEngine
 from flatgauge.studies.carried_code import carried_code, unpacked
 from flatgauge.studies.ray_address import check_address

@@ -26,8 +26,7 @@ from flatgauge.analysis.measurement import run_measures
 from flatgauge.analysis.progress import Progress, show_progress
 from flatgauge.analysis.request import Request, resolve_measures
 from flatgauge.estimators.estimate import Estimate
-from flatgauge.estimators.linalg import FLOAT32_RTOL, FLOAT64_RTOL
-from flatgauge.estimators.random import check_seed
+from flatgauge.estimators.linalg import FLOAT32_RTOL, FLOAT64_RTOL, check_seed
 from flatgauge.measures.registry import GROUPS, registry
 from flatgauge.surface.surface import LossSurface
 from flatgauge.symmetry.find import ModelCall, example_call, surface_gauge

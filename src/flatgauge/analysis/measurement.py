@@ -34,11 +34,10 @@ from flatgauge.analysis.result import UNFINISHED
 from flatgauge.analysis.text_table import header, plain_table
 from flatgauge.curvature.blocks import Blocks
 from flatgauge.estimators.estimate import Estimate
-from flatgauge.estimators.linalg import vector_norm
-from flatgauge.estimators.random import child_generator
+from flatgauge.estimators.linalg import child_generator, vector_norm
 from flatgauge.measures.registry import BALANCED, Needs, sweep_blocks
 from flatgauge.runtime.distributed import GroupError
-from flatgauge.runtime.user_errors import describe_error
+from flatgauge.runtime.isolation import describe_error
 from flatgauge.surface.stationarity import descent_note
 from flatgauge.surface.surface import LossSurface
 from flatgauge.symmetry.balance import balanced_surface

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from flatgauge.analysis.files import check_writable
-from flatgauge.estimators.random import check_seed
+from flatgauge.estimators.linalg import check_seed
 from flatgauge.measures.registry import BALANCED, Measure, Needs, registry
 from flatgauge.runtime.distributed import ProcessGroup
 from flatgauge.surface.surface import LossSurface

@@ -18,8 +18,7 @@ from torch import Generator, Tensor
 
 from flatgauge.curvature.block_eigenvalues import block_eigenvalues
 from flatgauge.curvature.sweep.backprop import sweep_of
-from flatgauge.estimators.linalg import to_float64
-from flatgauge.estimators.random import child_generator, root_seed
+from flatgauge.estimators.linalg import child_generator, root_seed, to_float64
 from flatgauge.graph.layers import Layer
 from flatgauge.surface.arguments import as_tensor
 from flatgauge.surface.surface import LossSurface

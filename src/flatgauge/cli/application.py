@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 from flatgauge.cli.interrupts import INTERRUPTED
 from flatgauge.cli.ranks import Stopped, rank, run_together, several, speaks
 from flatgauge.cli.streams import lasting_streams, show, tell
-from flatgauge.runtime.user_errors import error_location
+from flatgauge.runtime.isolation import error_location
 
 
 class Commands(TyperGroup):

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from flatgauge.loading.checkpoints import load_weights
 from flatgauge.loading.datasets import load_dataset
-from flatgauge.loading.user_code import build_model, resolve
+from flatgauge.loading.models import build_model, load_weights, resolve
 from flatgauge.measures import registry
 from flatgauge.measures.registry import BALANCED
 from flatgauge.runtime.distributed import ProcessGroup

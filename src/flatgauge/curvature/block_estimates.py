@@ -26,8 +26,7 @@ import torch
 from torch import Generator, Tensor
 
 from flatgauge.curvature.sweep.accumulate import reciprocal_or_zero
-from flatgauge.estimators.linalg import to_float64
-from flatgauge.estimators.random import random_signs
+from flatgauge.estimators.linalg import random_signs, to_float64
 from flatgauge.graph.layers import Layer
 
 if TYPE_CHECKING:

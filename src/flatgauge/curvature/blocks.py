@@ -41,8 +41,7 @@ from flatgauge.curvature.sweep.accumulate import (
 )
 from flatgauge.curvature.sweep.backprop import MOST_FACTORS, Sweep, sweep_of
 from flatgauge.estimators.estimate import Estimate
-from flatgauge.estimators.linalg import to_float64
-from flatgauge.estimators.random import child_generator, root_seed
+from flatgauge.estimators.linalg import child_generator, root_seed, to_float64
 from flatgauge.graph.layers import Layer
 
 if TYPE_CHECKING:

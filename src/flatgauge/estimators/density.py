@@ -18,8 +18,7 @@ from torch import Generator, Tensor
 
 from flatgauge.estimators.estimate import Estimate
 from flatgauge.estimators.lanczos import lanczos
-from flatgauge.estimators.linalg import Matrix, SupportsMatmul
-from flatgauge.estimators.random import random_direction, require_generator
+from flatgauge.estimators.linalg import Matrix, SupportsMatmul, random_direction, require_generator
 
 Array = NDArray[np.float64]
 

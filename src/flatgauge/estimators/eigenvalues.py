@@ -17,8 +17,13 @@ import torch
 from torch import Generator, Tensor
 
 from flatgauge.estimators.lanczos import Array, KrylovBasis, Ritz, unseen_distance
-from flatgauge.estimators.linalg import Matrix, SupportsMatmul, to_float64
-from flatgauge.estimators.random import random_direction, require_generator
+from flatgauge.estimators.linalg import (
+    Matrix,
+    SupportsMatmul,
+    random_direction,
+    require_generator,
+    to_float64,
+)
 
 #: Accepted chance that a second look overlooks an eigenvalue.
 MISS = 0.01

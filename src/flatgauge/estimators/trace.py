@@ -17,8 +17,13 @@ from torch import Generator, Tensor
 
 from flatgauge.estimators.estimate import Estimate
 from flatgauge.estimators.lanczos import ROUNDING, Array
-from flatgauge.estimators.linalg import Matrix, SupportsMatmul, to_float64
-from flatgauge.estimators.random import random_signs, require_generator
+from flatgauge.estimators.linalg import (
+    Matrix,
+    SupportsMatmul,
+    random_signs,
+    require_generator,
+    to_float64,
+)
 
 #: Columns multiplied at a time.
 BLOCK = 8

@@ -18,7 +18,7 @@ from torch import Generator, Tensor
 from flatgauge.curvature.blocks import DEFAULT_PROBES
 from flatgauge.estimators.eigenvalues import Eigenpairs, power_method, top_eigenvalues
 from flatgauge.estimators.estimate import Estimate
-from flatgauge.estimators.random import child_generator, digest, require_generator
+from flatgauge.estimators.linalg import child_generator, digest, require_generator
 from flatgauge.estimators.trace import BLOCK
 from flatgauge.estimators.trace import trace as estimated_trace
 from flatgauge.geometry.chart import Chart, ExactTrace

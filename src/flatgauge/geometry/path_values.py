@@ -17,7 +17,7 @@ from torch import Generator, Tensor
 
 from flatgauge.curvature.operators import Operator, Restricted
 from flatgauge.estimators.estimate import Estimate
-from flatgauge.estimators.random import TruncatedNormal
+from flatgauge.estimators.linalg import TruncatedNormal
 from flatgauge.geometry.chart import Chart, ExactTrace
 from flatgauge.graph.export import UnsupportedGraphError
 from flatgauge.surface.surface import LossSurface

@@ -22,9 +22,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flatgauge.loading import user_code
-from flatgauge.loading.files import check_readable, expand
-from flatgauge.loading.image_files import from_bytes, load_cifar10, load_idx, sample_count
+from flatgauge.loading import models
+from flatgauge.loading.files import (
+    check_readable,
+    expand,
+    from_bytes,
+    load_cifar10,
+    load_idx,
+    sample_count,
+)
 
 
 class _Pair(NamedTuple):
@@ -406,7 +412,7 @@ def _check_usage(spec: str, name: str, folder: str, split: str) -> None:
 def _from_factory(spec: str, split: str, limit: int | None) -> Any:
     """Return what a user's function returns, or what a user's name stands for."""
     try:
-        found = user_code.resolve(spec)
+        found = models.resolve(spec)
     except (ModuleNotFoundError, ValueError):
         if not spec.partition(":")[0].replace("-", "_").isidentifier():
             raise  # a path or a dotted module: its own message says more
@@ -421,7 +427,7 @@ def _from_factory(spec: str, split: str, limit: int | None) -> Any:
         _refuse_options(spec, **{key: value for key, value in options.items() if key not in named})
     if "split" in named:
         options["split"] = split
-    data = user_code.call_factory(spec, found, **options)
+    data = models.call_factory(spec, found, **options)
     if data is None:
         raise TypeError(f"`{spec}` returned None; needed are data; let it `return` them.")
     return data

@@ -11,8 +11,7 @@ from flatgauge.curvature.block_eigenvalues import block_eigenvalues
 from flatgauge.curvature.blocks import Blocks
 from flatgauge.curvature.sweep.backprop import sweep_of
 from flatgauge.estimators.estimate import Estimate
-from flatgauge.estimators.linalg import to_float64
-from flatgauge.estimators.random import child_generator, require_generator, root_seed
+from flatgauge.estimators.linalg import child_generator, require_generator, root_seed, to_float64
 from flatgauge.measures.registry import Family, Needs, declare
 from flatgauge.surface.surface import LossSurface
 

@@ -19,7 +19,7 @@ from torch import Generator, Tensor
 from flatgauge.curvature.blocks import DEFAULT_PROBES, Block, block_curvature
 from flatgauge.curvature.surrogate import samples_without_loss, surrogate_notes, with_surrogate
 from flatgauge.estimators.estimate import Estimate
-from flatgauge.estimators.random import child_generator, require_generator, root_seed
+from flatgauge.estimators.linalg import child_generator, require_generator, root_seed
 from flatgauge.geometry.functionals import check_pairs
 from flatgauge.measures.normalized_sharpness import best_scales
 from flatgauge.measures.registry import RESCALINGS, measure

@@ -9,21 +9,23 @@ says what cannot be copied.
 from __future__ import annotations
 
 import copy
+import os
 import random
 import sys
+import sysconfig
 import threading
+import traceback
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from operator import is_
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-
-from flatgauge.runtime.user_errors import ProgramExitError
 
 #: One thread at a time, for all models: much of what is set and put back (random states, attention
 #: kernels) belongs to the process.
@@ -393,3 +395,80 @@ def _uncopyable(model: nn.Module) -> Iterator[str]:
                 copy.deepcopy(value, {**known, **computed_tensors(module)})
             except Exception:
                 yield f"`{f'{path}.{name}'.lstrip('.')}` is of type {type(value).__name__}"
+
+
+#: Folders of code that is not the user's: Python's own, installed packages, and flatgauge.
+_FOREIGN = tuple(
+    str(Path(folder)) + os.sep
+    for folder in (
+        *(sysconfig.get_paths()[key] for key in ("stdlib", "purelib", "platlib")),
+        str(Path(__file__).parents[1]),
+    )
+)
+
+#: Packages whose own types of errors are caught by type, and are left as they are.
+_INTERNAL = ("flatgauge", "torch")
+
+
+def error_location(error: BaseException) -> str:
+    """File and line of the innermost call in the user's code; "" where there is none."""
+    return _last_line(error, _FOREIGN)
+
+
+def describe_error(error: BaseException, *, anywhere: bool = False) -> str:
+    """Type, message and user's line of an error; with `anywhere`, else the line of a package."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"SyntaxError: {error.msg} ({error.filename}:{error.lineno})"
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    place = error_location(error) or (anywhere and _last_line(error, _FOREIGN[-1:]))
+    return f"{text} ({place})" if place else text
+
+
+def _last_line(error: BaseException, foreign: tuple[str, ...]) -> str:
+    """File and line of the innermost call outside some folders; "" where there is none."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith(("<", *foreign)):
+            return f"{frame.filename}:{frame.lineno}"
+    return ""
+
+
+class ProgramExitError(RuntimeError):
+    """The user's code has ended the program, where a result was needed."""
+
+    def __init__(self, what: str, error: SystemExit) -> None:
+        place = error_location(error)
+        super().__init__(
+            f"{what} ends the program by `sys.exit({error.code!r})`"
+            f"{f' ({place})' if place else ''}; it must return a result, or raise an error."
+        )
+
+
+@contextmanager
+def locate_errors(what: str) -> Iterator[None]:
+    """Run the user's code; an error in it says where, and `sys.exit` is an error.
+
+    Raises:
+        ProgramExitError: If the code ends the program; `what` is the subject of its message.
+        Exception: What the code raises, of the same type where that takes a message.
+    """  # noqa: DOC501
+    try:
+        yield
+    except SystemExit as error:
+        raise ProgramExitError(what, error) from error
+    except Exception as error:
+        place = error_location(error)
+        internal = type(error).__module__.split(".")[0] in _INTERNAL
+        if internal or not place or place in str(error):
+            raise
+        raise _with_message(error, f"{error} ({place})") from error
+
+
+def _with_message(error: Exception, text: str) -> Exception:
+    """An error of the same type with another message; `RuntimeError` where that cannot be made."""
+    try:
+        other = type(error)(text)
+    except Exception:  # It wants other arguments.
+        other = None
+    if other is not None and str(other) == text:
+        return other
+    return RuntimeError(f"{type(error).__name__}: {text}")

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from flatgauge.loading.user_code import RELOCATED, forget_modules, home_of, is_file, split_reference
+from flatgauge.loading.models import RELOCATED, forget_modules, home_of, is_file, split_reference
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flatgauge.estimators.random import child_generator
+from flatgauge.estimators.linalg import child_generator
 from flatgauge.loading.datasets import BUILTIN, load_dataset
 from flatgauge.studies.recipe import Recipe
 

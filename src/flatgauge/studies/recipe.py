@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-from flatgauge.estimators.random import check_seed
+from flatgauge.estimators.linalg import check_seed
 from flatgauge.studies.networks.catalogue import find_architecture
 from flatgauge.studies.networks.initialisation import INITIALISATIONS
 

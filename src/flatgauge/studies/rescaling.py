@@ -11,7 +11,7 @@ from operator import mul
 import torch
 from torch import Tensor, nn
 
-from flatgauge.estimators.random import child_generator
+from flatgauge.estimators.linalg import child_generator
 from flatgauge.symmetry.find import find_gauge
 from flatgauge.symmetry.gauge import GaugeGroup
 

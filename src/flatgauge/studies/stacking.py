@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Generator, Tensor, nn
 
-from flatgauge.estimators.random import child_generator
+from flatgauge.estimators.linalg import child_generator
 from flatgauge.studies.networks.mlp import perceptron
 from flatgauge.studies.perceptrons import Perceptrons, linear_layers
 from flatgauge.studies.preparing import Prepared

@@ -17,7 +17,7 @@ from typing import Any, Literal, TextIO
 from torch import nn
 
 from flatgauge.analysis.files import atomic_write, explain_file_errors, from_plain, to_plain
-from flatgauge.loading.checkpoints import load_weights
+from flatgauge.loading.models import load_weights
 from flatgauge.studies.recipe import Recipe
 from flatgauge.studies.training import Trained
 

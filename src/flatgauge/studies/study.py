@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from flatgauge.analysis.landscapes.spaces import SPACES
 from flatgauge.analysis.request import resolve_measures
-from flatgauge.estimators.random import check_seed
+from flatgauge.estimators.linalg import check_seed
 from flatgauge.studies.recipe import FIELDS, Recipe
 from flatgauge.studies.rescaling import read_rescaling
 from flatgauge.studies.training import Standing

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from flatgauge.estimators.random import child_generator, seed_global_rng
-from flatgauge.loading.user_code import build_model, resolve
+from flatgauge.estimators.linalg import child_generator, seed_global_rng
+from flatgauge.loading.models import build_model, resolve
 from flatgauge.studies.networks.catalogue import build
 from flatgauge.studies.networks.initialisation import initialise
 from flatgauge.studies.preparing import Prepared

@@ -30,9 +30,8 @@ from torch.utils.data import (
 )
 
 from flatgauge.runtime.distributed import SINGLE_PROCESS, ProcessGroup
-from flatgauge.runtime.isolation import RngState, in_isolation
+from flatgauge.runtime.isolation import RngState, in_isolation, locate_errors
 from flatgauge.runtime.resources import format_bytes
-from flatgauge.runtime.user_errors import locate_errors
 from flatgauge.surface.batch import (
     Batch,
     as_batch,

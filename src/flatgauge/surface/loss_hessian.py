@@ -14,8 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor
 
-from flatgauge.estimators.linalg import to_float64
-from flatgauge.estimators.random import random_signs
+from flatgauge.estimators.linalg import random_signs, to_float64
 
 #: One vector u per sample, shaped like the outputs, and its weights (n,) if they are not all one.
 Factor = tuple[Tensor, Tensor | None]

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flatgauge.estimators.linalg import to_float64
-from flatgauge.runtime.user_errors import locate_errors
+from flatgauge.runtime.isolation import locate_errors
 from flatgauge.surface.loss_hessian import DiagonalHessian, LossHessian, SoftmaxHessian
 from flatgauge.surface.targets import (
     IGNORED,

@@ -19,8 +19,13 @@ from torch import Tensor, nn, uint8
 from torch.nn.parameter import is_lazy
 
 from flatgauge.estimators.linalg import LowPrecisionDetector, dtype_names
-from flatgauge.runtime.isolation import Snapshot, compiled_parts, is_compiled, names_of_parts
-from flatgauge.runtime.user_errors import locate_errors
+from flatgauge.runtime.isolation import (
+    Snapshot,
+    compiled_parts,
+    is_compiled,
+    locate_errors,
+    names_of_parts,
+)
 from flatgauge.surface.batch import Batch, map_tensors, tensors
 from flatgauge.surface.derivatives import differentiate
 

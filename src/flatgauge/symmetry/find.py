@@ -27,8 +27,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.utils import _pytree as pytree
 
 from flatgauge.graph.export import ExportedGraphs, Structure, UnsupportedGraphError, structure_of
-from flatgauge.runtime.isolation import isolate
-from flatgauge.runtime.user_errors import locate_errors
+from flatgauge.runtime.isolation import isolate, locate_errors
 from flatgauge.surface.losses import prediction
 from flatgauge.surface.model import arguments_for, unwrap
 from flatgauge.symmetry.gauge import (

@@ -18,7 +18,7 @@ from flatgauge.analysis.bounds.terms import BoundContext, NotCoveredError, Term,
 from flatgauge.analysis.bounds.theorem51 import theorem_bound
 from flatgauge.analysis.bounds.zero_one import NORMALIZED, ZeroOne
 from flatgauge.curvature.surrogate import SURROGATES
-from flatgauge.estimators.random import child_generator, root_seed
+from flatgauge.estimators.linalg import child_generator, root_seed
 from flatgauge.graph.export import UnsupportedGraphError
 from flatgauge.surface.surface import LossSurface
 from flatgauge.symmetry.paths.basis import check_skeleton

@@ -29,7 +29,7 @@ from flatgauge.analysis.landscapes.several import Landscapes
 from flatgauge.analysis.landscapes.single import Landscape
 from flatgauge.analysis.landscapes.space import Space, positive
 from flatgauge.analysis.progress import Progress, show_progress
-from flatgauge.estimators.random import check_seed
+from flatgauge.estimators.linalg import check_seed
 from flatgauge.runtime.distributed import ProcessGroup
 from flatgauge.surface.model import digest
 from flatgauge.surface.surface import LossSurface, shared_processes

@@ -20,8 +20,7 @@ from flatgauge.analysis.monitor.subset import read_subset
 from flatgauge.analysis.monitor.trackers import as_log
 from flatgauge.analysis.request import resolve_measures
 from flatgauge.curvature.sweep.backprop import sweep_of
-from flatgauge.estimators.linalg import to_float64
-from flatgauge.estimators.random import check_seed
+from flatgauge.estimators.linalg import check_seed, to_float64
 from flatgauge.runtime.isolation import preserve_rng
 from flatgauge.surface.surface import LossSurface
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, default_collate
 
-from flatgauge.estimators.random import child_generator
+from flatgauge.estimators.linalg import child_generator
 from flatgauge.runtime.isolation import preserve_rng
 from flatgauge.surface.batch import Batch, as_batch, as_tensors, map_tensors
 from flatgauge.surface.data import is_one_batch

@@ -18,7 +18,7 @@ from flatgauge.curvature.operators import Operator, Restricted
 from flatgauge.estimators.density import SpectralDensity, spectral_density
 from flatgauge.estimators.eigenvalues import top_eigenvalues
 from flatgauge.estimators.estimate import Estimate
-from flatgauge.estimators.random import check_seed, child_generator, root_seed
+from flatgauge.estimators.linalg import check_seed, child_generator, root_seed
 from flatgauge.geometry import chart
 from flatgauge.geometry.chart import GEOMETRIES, Chart
 from flatgauge.surface.surface import LossSurface

@@ -27,8 +27,7 @@ from torch.utils import _pytree as pytree
 from flatgauge.curvature.sweep.accumulate import ChunkContext, Workspace
 from flatgauge.curvature.sweep.chunk import SweepChunk
 from flatgauge.curvature.sweep.plan import SweepPlan, build_plan, place_ops, without_sweep
-from flatgauge.estimators.linalg import agrees
-from flatgauge.estimators.random import require_generator
+from flatgauge.estimators.linalg import agrees, require_generator
 from flatgauge.graph.export import Handler, UnsupportedGraphError
 from flatgauge.graph.ops import source_line
 from flatgauge.runtime.isolation import isolate
