@@ -8,7 +8,15 @@ from html.parser import HTMLParser
 
 import pytest
 
-from flatgauge.report.tables import Cell, Column, Table, print_tables, tables_html, tables_text
+from flatgauge.report.tables import (
+    Cell,
+    Column,
+    Table,
+    number_cell,
+    print_tables,
+    tables_html,
+    tables_text,
+)
 
 WIDE = Table(
     "Two models",
@@ -129,6 +137,38 @@ def test_rich_shows_what_plain_text_shows():
     assert [line for line in lines if line] == [
         line for line in tables_text([WIDE, WIDE]).splitlines() if line
     ]
+
+
+PAGE = Table(
+    "Numbers",
+    (Column("measure"), Column("value", "right")),
+    (
+        (Cell("rho_sum"), number_cell(-1.5, detail="2", place=(("measure", "rho_sum"),))),
+        (Cell("own"), Cell("—", footnotes=(3,))),
+    ),
+    sections=((0, "First"), (1, "Second")),
+)
+
+
+def test_rows_have_headings():
+    assert PAGE.to_text().splitlines()[2:] == [
+        "measure     value",
+        "First",
+        "rho_sum  -1.5 (2)",
+        "Second",
+        "own             —",
+    ]
+
+
+def test_a_page_sorts_links_and_marks():
+    text = PAGE.to_html(links={"rho_sum": ""})
+    assert '<button type="button">value</button>' in text
+    assert text.count('<tr class="group">') == text.count("<tbody>") == 2
+    assert '<a class="quiet" href="#m-rho_sum">rho_<wbr>sum</a>' in text
+    assert 'data-value="-1.5" data-measure="rho_sum"><span class="number" title="-1.5">' in text
+    assert '<span class="tag warn">negative</span> <span class="detail">2</span>' in text
+    assert 'data-sort="nan">— <a class="footnote" href="#note-3"' in text
+    assert "<button" not in PAGE.to_html()
 
 
 def test_a_table_without_columns_is_a_paragraph():

@@ -1,22 +1,24 @@
 """The one description of a table, and every way to write it.
 
-A view makes `Table` records of cells; here they become plain text, a rich table on a terminal,
-HTML, CSV and LaTeX. All five read the same record, so nothing is formatted twice and nothing is
-read back from text. A cell holds what is shown and the value behind it: CSV and the `data-value`
-attributes of HTML have the value to its last digit. Where a table is too wide, the columns of the
-largest `priority` are dropped first; if those of priority 0 are still too wide, they are printed
-in blocks that repeat the first column.
+A view (`report/views`) makes `Table` records of cells; here they become plain text, a table on a
+terminal, HTML, CSV and LaTeX. All five read the same record, so nothing is formatted twice and
+nothing is read back from text. A cell holds what is shown and the value behind it: CSV and the
+`data-value` attributes of HTML have the value to its last digit. Where a table is too wide, the
+columns of the largest `priority` are dropped first; if those of priority 0 are still too wide,
+they are printed in blocks that repeat the first column. In a page, headings sort and names of
+measures link to the glossary; the page gives the names that it explains.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 from itertools import groupby
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flatgauge.analysis.formatting import printable
 
@@ -24,7 +26,14 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 #: What a style is called on a terminal. In HTML it is a class of the cell.
-STYLES = {"": "", "good": "green", "bad": "bold red", "muted": "dim", "strong": "bold"}
+STYLES = {
+    "": "",
+    "good": "green",
+    "warn": "yellow",
+    "bad": "bold red",
+    "muted": "dim",
+    "strong": "bold",
+}
 
 #: Spaces between the columns of plain text.
 _GAP = "  "
@@ -60,13 +69,49 @@ class Cell:
         text: What is shown.
         value: What it stands for, to the last digit; None where the text is all there is.
         style: A key of `STYLES`.
-        tooltip: What a page says about it, such as all digits.
+        tooltip: What a page says about it; all digits of a number where this is empty.
+        detail: What follows in smaller letters: a rank, options. In parentheses in plain text.
+        tags: Words that HTML marks as odd, such as "negative".
+        place: Where the value stands in the JSON of a page: ``("measure", "rho_sum")`` becomes
+            ``data-measure="rho_sum"``.
+        footnotes: Numbers of the notes of a page to refer to.
     """
 
     text: str
     value: float | str | bool | None = None
     style: str = ""
     tooltip: str = ""
+    detail: str = ""
+    tags: tuple[str, ...] = ()
+    place: tuple[tuple[str, str], ...] = ()
+    footnotes: tuple[int, ...] = ()
+
+    @property
+    def plain(self) -> str:
+        """All that is shown, as text."""
+        return f"{self.text} ({self.detail})" if self.detail else self.text
+
+
+def number_cell(value: float, text: str | None = None, **shown: Any) -> Cell:
+    """A number, written as `text` or with six digits, and what is odd about it in words.
+
+    Args:
+        value: The number.
+        text: How it is written.
+        **shown: Further attributes of the cell.
+
+    Returns:
+        The cell.
+
+    Example:
+        >>> number_cell(-0.25).tags, number_cell(float("inf")).tags, number_cell(2).text
+        (('negative',), ('infinite',), '2')
+    """
+    if math.isnan(value):
+        tags: tuple[str, ...] = ("not a number",)
+    else:
+        tags = ("negative",) * (value < 0) + ("infinite",) * math.isinf(value)
+    return Cell(f"{value:.6g}" if text is None else text, float(value), tags=tags, **shown)
 
 
 @dataclass(frozen=True)
@@ -98,6 +143,7 @@ class Table:
         rows: Row by row.
         notes: Below it: how to read it, and what to know before using it.
         style: Of the title, a key of `STYLES`.
+        sections: Headings between rows, each with the number of the row that it stands above.
 
     Example:
         >>> columns = (Column("measure"), Column("value", align="right"))
@@ -117,6 +163,7 @@ class Table:
     rows: tuple[tuple[Cell, ...], ...] = ()
     notes: tuple[str, ...] = ()
     style: str = "strong"
+    sections: tuple[tuple[int, str], ...] = ()
 
     def __post_init__(self) -> None:
         if odd := next((row for row in self.rows if len(row) != len(self.columns)), None):
@@ -140,14 +187,18 @@ class Table:
         lines = "\n\n".join("\n".join(part) for part in parts)
         return printable(_wrap(lines, width) if width else lines)
 
-    def to_html(self) -> str:
+    def to_html(self, links: Mapping[str, str] | None = None) -> str:
         """Write it as ``<table class="fg">``.
+
+        Args:
+            links: For a page: the names that its glossary explains, each with what follows it in
+                smaller letters. Headings are buttons then, by which the page's script sorts.
 
         Returns:
             HTML with the title as caption, a `data-value` attribute on every cell that has a value,
             and the notes as a list below.
         """
-        return "".join(_html_parts(self))
+        return "".join(_html_parts(self, links))
 
     def to_csv(self) -> str:
         """Write the cells as CSV, with a value's every digit.
@@ -170,7 +221,7 @@ class Table:
         """
         align = "".join(column.align[0] for column in self.columns)
         head = " & ".join(_latex_text(column.name) for column in self.columns)
-        body = [" & ".join(_latex_text(cell.text) for cell in row) + r" \\" for row in self.rows]
+        body = [" & ".join(_latex_text(cell.plain) for cell in row) + r" \\" for row in self.rows]
         lines = [f"\\begin{{tabular}}{{{align}}}", r"\toprule", rf"{head} \\", r"\midrule", *body]
         comments = [f"% {line}" for text in (self.title, *self.notes) for line in text.split("\n")]
         return "\n".join([*comments, *lines, r"\bottomrule", r"\end{tabular}", ""])
@@ -220,10 +271,10 @@ def _print_grid(table: Table, console: Console) -> None:
     heads = [_aligned(c.name, w, c.align) for c, w in zip(table.columns, widths, strict=True)]
     lines.append(Text(_GAP.join(heads).rstrip(), style="bold"))
     lines.append(Text(_GAP.join("─" * width for width in widths), style="dim"))
-    for row in table.rows:
-        line = Text()
-        for cell, column, width in zip(row, table.columns, widths, strict=True):
-            line.append(_aligned(cell.text, width, column.align), style=STYLES[cell.style])
+    for row in _rows_and_headings(table):
+        line = Text(row if isinstance(row, str) else "", style="bold")
+        for cell, column, width in zip(() if isinstance(row, str) else row, table.columns, widths):
+            line.append(_aligned(cell.plain, width, column.align), style=STYLES[cell.style])
             line.append(_GAP)
         line.rstrip()
         lines.append(line)
@@ -236,10 +287,23 @@ def _text_lines(table: Table) -> Iterator[str]:
     widths = _widths(table)
     if any(column.group for column in table.columns):
         yield _group_line(table, widths)
-    for cells in ([column.name for column in table.columns], *map(_texts, table.rows)):
-        parts = zip(cells, widths, table.columns, strict=True)
-        aligned = (_aligned(text, width, column.align) for text, width, column in parts)
+    names = tuple(Cell(column.name) for column in table.columns)
+    for row in (names, *_rows_and_headings(table)):
+        if isinstance(row, str):
+            yield printable(row)
+            continue
+        parts = zip(row, widths, table.columns, strict=True)
+        aligned = (_aligned(cell.plain, width, column.align) for cell, width, column in parts)
         yield _GAP.join(aligned).rstrip()
+
+
+def _rows_and_headings(table: Table) -> Iterator[tuple[Cell, ...] | str]:
+    """The rows, and before those that begin a section its heading."""
+    headings = dict(table.sections)
+    for place, row in enumerate(table.rows):
+        if place in headings:
+            yield headings[place]
+        yield row
 
 
 def _group_line(table: Table, widths: Sequence[int]) -> str:
@@ -310,7 +374,7 @@ def _widths(table: Table) -> list[int]:
 
 
 def _texts(row: Sequence[Cell]) -> list[str]:
-    return [cell.text for cell in row]
+    return [cell.plain for cell in row]
 
 
 def _cell_width(text: str) -> int:
@@ -348,7 +412,7 @@ def _wrap(text: str, width: int) -> str:
 
 def _csv_value(cell: Cell) -> str | float | bool:
     if cell.value is None:
-        return cell.text
+        return cell.plain
     return repr(cell.value) if isinstance(cell.value, float) else cell.value
 
 
@@ -356,13 +420,14 @@ def _latex_text(text: str) -> str:
     return "".join(_LATEX.get(char, char) for char in text)
 
 
-def _html_parts(table: Table) -> Iterator[str]:
+def _html_parts(table: Table, links: Mapping[str, str] | None) -> Iterator[str]:
     """The pieces of the HTML of a table."""
     title = escape(table.title)
     if not table.columns:
         yield f'<p class="fg-title {table.style}">{title}</p>' if title else ""
     else:
-        yield '<div class="fg-wide"><table class="fg">'
+        sortable = "" if links is None else " sortable"
+        yield f'<div class="fg-wide"><table class="fg{sortable}">'
         yield f'<caption class="{table.style}">{title}</caption>' if title else ""
         yield "<thead>"
         if any(column.group for column in table.columns):
@@ -372,15 +437,17 @@ def _html_parts(table: Table) -> Iterator[str]:
                 yield f'<th scope="colgroup" colspan="{span}" class="group">{escape(group)}</th>'
             yield "</tr>"
         yield "<tr>"
-        for column in table.columns:
-            yield f'<th scope="col"{_attributes(column)}>{escape(column.name)}</th>'
+        yield from (_html_heading(column, links) for column in table.columns)
         yield "</tr></thead><tbody>"
-        for row in table.rows:
-            yield "<tr>"
-            for place, (cell, column) in enumerate(zip(row, table.columns, strict=True)):
-                kind = "th" if place == 0 else "td"
-                yield f"<{kind}{_attributes(column, cell)}>{escape(cell.text)}</{kind}>"
-            yield "</tr>"
+        for number, row in enumerate(_rows_and_headings(table)):
+            if isinstance(row, str):
+                heading = f'<th scope="colgroup" colspan="{len(table.columns)}">{escape(row)}</th>'
+                yield "</tbody><tbody>" if number else ""
+                yield f'<tr class="group">{heading}</tr>'
+            else:
+                cells = zip(row, table.columns, strict=True)
+                parts = (_html_cell(c, column, k, links) for k, (c, column) in enumerate(cells))
+                yield f"<tr>{''.join(parts)}</tr>"
         yield "</tbody></table></div>"
     if table.notes:
         yield '<ul class="fg-notes">'
@@ -388,17 +455,57 @@ def _html_parts(table: Table) -> Iterator[str]:
         yield "</ul>"
 
 
-def _attributes(column: Column, cell: Cell | None = None) -> str:
-    """The attributes of a heading or a cell."""
+def _html_heading(column: Column, links: Mapping[str, str] | None) -> str:
+    """The heading of a column: in a page a button that sorts."""
+    name, sort = escape(column.name), ""
+    if links is not None:
+        name, sort = f'<button type="button">{name}</button>', ' aria-sort="none"'
+    tooltip = f' title="{escape(column.tooltip)}"' if column.tooltip else ""
+    return f'<th scope="col"{sort}{_classes(column)}{tooltip}>{name}</th>'
+
+
+def _html_cell(cell: Cell, column: Column, number: int, links: Mapping[str, str] | None) -> str:
+    """A cell, the first of a row as its heading: with its value, tags, detail and footnotes."""
+    kind = 'th scope="row"' if number == 0 else "td"
+    found, full = _classes(column, cell), ""
+    if cell.value is not None:
+        full = repr(cell.value) if isinstance(cell.value, float) else str(cell.value)
+        found += f' data-value="{escape(full)}"'
+    elif links is not None and column.align == "right":
+        found += ' data-sort="nan"'
+    found += "".join(f' data-{name}="{escape(text)}"' for name, text in cell.place)
+    text, detail = escape(cell.text), cell.detail
+    tooltip = cell.tooltip or (full if isinstance(cell.value, float) else "")
+    if isinstance(cell.value, float) and links is not None:
+        text = f'<span class="number" title="{escape(tooltip)}">{text}</span>'
+    elif tooltip:
+        found += f' title="{escape(tooltip)}"'
+        text += "" if links is None or number == 0 else _span("unseen", tooltip)
+    if number == 0 and links is not None:
+        text = text.replace("_", "_<wbr>")
+        if cell.text in links:
+            text = f'<a class="quiet" href="#m-{escape(cell.text)}">{text}</a>'
+            detail = detail or links[cell.text]
+    tags = "".join(_span("tag warn", tag) for tag in cell.tags)
+    more = _span("detail", detail) if detail else ""
+    marks = "".join(
+        f' <a class="footnote" href="#note-{k}" aria-label="note {k}">{k}</a>'
+        for k in cell.footnotes
+    )
+    return f"<{kind}{found}>{text}{tags}{more}{marks}</{kind[:2]}>"
+
+
+def _span(name: str, text: str) -> str:
+    """Text of a class, after a space."""
+    return f' <span class="{name}">{escape(text)}</span>'
+
+
+def _classes(column: Column, cell: Cell | None = None) -> str:
+    """The classes of a heading or a cell."""
     classes = [column.align] if column.align != "left" else []
     classes += [f"p{column.priority}"] if column.priority else []
     classes += [cell.style] if cell is not None and cell.style else []
-    found = f' class="{" ".join(classes)}"' if classes else ""
-    if cell is not None and cell.value is not None:
-        value = repr(cell.value) if isinstance(cell.value, float) else str(cell.value)
-        found += f' data-value="{escape(value)}"'
-    tooltip = column.tooltip if cell is None else cell.tooltip
-    return found + (f' title="{escape(tooltip)}"' if tooltip else "")
+    return f' class="{" ".join(classes)}"' if classes else ""
 
 
 #: The style of tables in a notebook: no colour of its own but for marks, so that it suits a light
@@ -408,7 +515,9 @@ HTML_STYLE = """
 .fg-wide { overflow-x: auto; margin: 0.5em 0; }
 table.fg { border-collapse: collapse; border: none; font-variant-numeric: tabular-nums; }
 table.fg caption, .fg-title { text-align: left; font-weight: 600; padding: 0.3em 0; margin: 0;
-  caption-side: top; color: inherit; }
+  caption-side: top; color: inherit; white-space: pre-line; }
+table.fg tr.group th { padding-top: 0.8em; font-weight: 600; }
+table.fg .detail { opacity: 0.7; }
 table.fg th, table.fg td { text-align: left; padding: 0.2em 0.9em 0.2em 0; border: none;
   border-bottom: 1px solid color-mix(in srgb, currentColor 15%, transparent); font-weight: 400;
   white-space: nowrap; background: none; }
@@ -416,12 +525,14 @@ table.fg thead th { font-weight: 600; }
 table.fg .right { text-align: right; }
 table.fg .center { text-align: center; }
 .fg-tables .good { color: #1a7f37; }
+.fg-tables .warn { color: #9a6700; }
 .fg-tables .bad { color: #cf222e; font-weight: 600; }
 .fg-tables td.muted { opacity: 0.7; }
 .fg-tables td.strong { font-weight: 600; }
 .fg-notes { list-style: none; margin: 0.3em 0 0.8em; padding: 0; opacity: 0.75; max-width: 55em; }
 @media (prefers-color-scheme: dark) {
   .fg-tables .good { color: #3fb950; }
+  .fg-tables .warn { color: #d29922; }
   .fg-tables .bad { color: #ff7b72; }
 }
 """
