@@ -80,7 +80,7 @@ _OF_NOISE = frozenset({"truncation"})
 
 
 @dataclass(frozen=True)
-class Cell:
+class GridCell:
     """One functional in a geometry, under a name of its own."""
 
     functional: str
@@ -102,7 +102,7 @@ class Cell:
 
 def grid_row(
     geometry: str,
-    *cells: Cell,
+    *cells: GridCell,
     invariant_to: frozenset[str],
     reference: str,
     docs: str = "",
@@ -142,7 +142,7 @@ def grid_row(
     return tuple(measures)
 
 
-def _sections(item: Cell) -> Iterator[str]:
+def _sections(item: GridCell) -> Iterator[str]:
     """The sections of the docstring that a cell has to itself."""
     lines = [".. math:: " + item.formula.replace("\n", "\n" + " " * 10)]
     lines += ["", *textwrap.wrap(item.note, 92)] if item.note else []
@@ -171,7 +171,7 @@ def _sections(item: Cell) -> Iterator[str]:
     yield "Example:\n" + textwrap.indent("\n".join(lines), "    ")
 
 
-def _function(geometry: str, item: Cell) -> Callable[..., Estimate]:
+def _function(geometry: str, item: GridCell) -> Callable[..., Estimate]:
     """A cell as a function of a surface, with the options of its functional and its chart."""
     keyword = inspect.Parameter.KEYWORD_ONLY
     charts = GEOMETRIES[geometry]
@@ -217,7 +217,7 @@ def _half_limit(surface: LossSurface, options: Mapping[str, Any]) -> float | Non
 
 hessian_trace, hessian_max_eigenvalue, epsilon_sharpness, expected_sharpness = grid_row(
     "weights",
-    Cell(
+    GridCell(
         "trace",
         "hessian_trace",
         "tr H",
@@ -233,7 +233,7 @@ hessian_trace, hessian_max_eigenvalue, epsilon_sharpness, expected_sharpness = g
         "without changing the function.",
         reference="[meyer2021hutchpp] for the estimator.",
     ),
-    Cell(
+    GridCell(
         "top eigenvalue",
         "hessian_max_eigenvalue",
         "λ_max(H)",
@@ -244,7 +244,7 @@ hessian_trace, hessian_max_eigenvalue, epsilon_sharpness, expected_sharpness = g
         note="The largest by sign, not by size.",
         reference="[lanczos1950]",
     ),
-    Cell(
+    GridCell(
         "worst case in a ball",
         "epsilon_sharpness",
         "S_ε",
@@ -258,7 +258,7 @@ hessian_trace, hessian_max_eigenvalue, epsilon_sharpness, expected_sharpness = g
         "it reaches further.",
         reference="[keskar2017large]",
     ),
-    Cell(
+    GridCell(
         "expectation",
         "expected_sharpness",
         "|E L(θ+σu) − L(θ)|",
@@ -281,7 +281,7 @@ hessian_trace, hessian_max_eigenvalue, epsilon_sharpness, expected_sharpness = g
     riemannian_expected_sharpness,
 ) = grid_row(
     "per tensor",
-    Cell(
+    GridCell(
         "top eigenvalue",
         "riemannian_max_eigenvalue",
         "λ_max(DHD), D = ‖θ_i‖",
@@ -301,7 +301,7 @@ hessian_trace, hessian_max_eigenvalue, epsilon_sharpness, expected_sharpness = g
         r":math:`\sum_i \langle\eta_i, \xi_i\rangle / \|\theta_i\|^2`. A tensor of zeros does not "
         "take part.",
     ),
-    Cell(
+    GridCell(
         "trace",
         "riemannian_trace",
         "tr(DHD), D = ‖θ_i‖",
@@ -312,7 +312,7 @@ hessian_trace, hessian_max_eigenvalue, epsilon_sharpness, expected_sharpness = g
         note='over all parameter tensors, weights and biases; with ``parameters="layers"`` it is '
         "``kappa_trace_sum``.",
     ),
-    Cell(
+    GridCell(
         "worst case in a ball",
         "riemannian_epsilon_sharpness",
         "S_ε in units of ‖θ_i‖",
@@ -323,7 +323,7 @@ hessian_trace, hessian_max_eigenvalue, epsilon_sharpness, expected_sharpness = g
         r"\qquad D = \operatorname{diag}(\|\theta_i\|_2)",
         [("two_weights(2.0, 3.0)", 0.14507, "36 ((1 + 0.05 / √2)⁴ - 1) / 37")],
     ),
-    Cell(
+    GridCell(
         "expectation",
         "riemannian_expected_sharpness",
         "|E L(θ+σDu) − L(θ)|, D = ‖θ_i‖",
@@ -352,7 +352,7 @@ hessian_trace, hessian_max_eigenvalue, epsilon_sharpness, expected_sharpness = g
     adaptive_expected_sharpness,
 ) = grid_row(
     "per weight",
-    Cell(
+    GridCell(
         "top eigenvalue",
         "riemannian_max_eigenvalue_nodewise",
         "λ_max(DHD), D = |θ|",
@@ -362,7 +362,7 @@ hessian_trace, hessian_max_eigenvalue, epsilon_sharpness, expected_sharpness = g
         [("two_weights(2.0, 3.0)", 216.0, "")],
         reference="[rangamani2019scale]",
     ),
-    Cell(
+    GridCell(
         "trace",
         "adaptive_trace",
         "Σ θ² h",
@@ -376,7 +376,7 @@ hessian_trace, hessian_max_eigenvalue, epsilon_sharpness, expected_sharpness = g
             ("two_weights(20.0, 0.3)", 144.0, "the same function"),
         ],
     ),
-    Cell(
+    GridCell(
         "worst case in a ball",
         "adaptive_sharpness",
         "max L(θ+δ) − L(θ), ‖δ/|θ|‖ ≤ ρ",
@@ -386,7 +386,7 @@ hessian_trace, hessian_max_eigenvalue, epsilon_sharpness, expected_sharpness = g
         [("two_weights(2.0, 3.0)", 84.838, "36 ((1 + 0.5 / √2)⁴ - 1)")],
         rename={"epsilon": "rho"},
     ),
-    Cell(
+    GridCell(
         "expectation",
         "adaptive_expected_sharpness",
         "|E L(θ+σ|θ|u) − L(θ)|",
@@ -406,7 +406,7 @@ hessian_trace, hessian_max_eigenvalue, epsilon_sharpness, expected_sharpness = g
 
 psi_max_eigenvalue, psi_trace, psi_epsilon_sharpness, psi_expected_sharpness = grid_row(
     "basis paths",
-    Cell(
+    GridCell(
         "top eigenvalue",
         "psi_max_eigenvalue",
         "λ_max(∂²L/∂v²)",
@@ -419,7 +419,7 @@ psi_max_eigenvalue, psi_trace, psi_epsilon_sharpness, psi_expected_sharpness = g
         ],
         note="with v the values of the m - H basis paths.",
     ),
-    Cell(
+    GridCell(
         "trace",
         "psi_trace",
         "tr ∂²L/∂v²",
@@ -442,7 +442,7 @@ psi_max_eigenvalue, psi_trace, psi_epsilon_sharpness, psi_expected_sharpness = g
             Two sweeps (the first is shared with other measures); products for what is left.
         """,
     ),
-    Cell(
+    GridCell(
         "worst case in a ball",
         "psi_epsilon_sharpness",
         "max (L(v+δ) − L(v)) / (1 + L), ‖δ‖ ≤ ε",
@@ -459,7 +459,7 @@ psi_max_eigenvalue, psi_trace, psi_epsilon_sharpness, psi_expected_sharpness = g
         """,
         model_defaults={"epsilon": _half_limit},
     ),
-    Cell(
+    GridCell(
         "expectation",
         "psi_expected_sharpness",
         "|E L(v+u) − L(v)|",

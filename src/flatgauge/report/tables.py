@@ -272,8 +272,11 @@ def _print_grid(table: Table, console: Console) -> None:
     lines.append(Text(_GAP.join(heads).rstrip(), style="bold"))
     lines.append(Text(_GAP.join("─" * width for width in widths), style="dim"))
     for row in _rows_and_headings(table):
-        line = Text(row if isinstance(row, str) else "", style="bold")
-        for cell, column, width in zip(() if isinstance(row, str) else row, table.columns, widths):
+        if isinstance(row, str):
+            lines.append(Text(printable(row), style="bold"))
+            continue
+        line = Text()
+        for cell, column, width in zip(row, table.columns, widths, strict=True):
             line.append(_aligned(cell.plain, width, column.align), style=STYLES[cell.style])
             line.append(_GAP)
         line.rstrip()
