@@ -84,9 +84,9 @@ HEADER = struct.pack(">4I", 0x803, 0, 28, 28)
         (GOOD + b"x", r"goes on after the 20 items its header counts"),
         (
             idx(labels(20)),
-            r"begins with b'.*x08.x01', which is no IDX file of images .magic number",
+            r"begins with b'.*x08.x01', which is not an IDX file of images .magic number",
         ),
-        (b"<!DOCTYPE html>", r"begins with b'<!DO', which is no IDX file"),
+        (b"<!DOCTYPE html>", r"begins with b'<!DO', which is not an IDX file"),
         (idx(pixels(20, 10, 10)), r"holds 20 items of size \[10, 10\]; needed .* 28×28"),
         (HEADER, r"holds 0 items"),
         (struct.pack(">4I", 0x803, 2**31, 28, 28), r"is cut short: \d+ of \d+ expected bytes"),
@@ -150,7 +150,7 @@ def test_an_array_in_column_order(tmp_path, ending):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (binary(10)[:-1], r"has 30729 bytes, which is no multiple of 3073 \(a label and 3072"),
+        (binary(10)[:-1], r"has 30729 bytes, which is not a multiple of 3073 \(a label and 3072"),
         (b"", r"has 0 bytes"),
         (b"\x0b" + binary(10)[1:], r"has label 11 at position 0; needed are 0 to 9; .*CIFAR-100"),
         (lzma.compress(binary(10))[:-30], r"is cut short or damaged"),
@@ -188,7 +188,7 @@ def dump(**changes: object) -> bytes:
         (dump(data=pixels(10, 3072).astype(np.float32)), r"`data` that is not an array of bytes"),
         (dump(data=pixels(10, 3071)), r"not an array of bytes with 3072 columns"),
         (dump(data=[1, 2]), r"not an array of bytes"),
-        (dump(labels=["cat"] * 10), r"`labels` that are no list of whole numbers"),
+        (dump(labels=["cat"] * 10), r"`labels` that are not a list of whole numbers"),
         (dump(labels=[1, 2]), r"holds 10 images and 2 labels"),
         (dump(labels=[0] * 9 + [10]), r"has label 10 at position 9"),
         (dump(labels=[0] * 9 + [-(10**30)]), r"has label -1000\d+ at position 9"),

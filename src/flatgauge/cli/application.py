@@ -15,7 +15,6 @@ from typer.core import TyperGroup
 from flatgauge.cli.interrupts import INTERRUPTED
 from flatgauge.cli.ranks import Stopped, rank, run_together, several, speaks
 from flatgauge.cli.streams import lasting_streams, show, tell
-from flatgauge.runtime.isolation import error_location
 
 
 class Commands(TyperGroup):
@@ -191,6 +190,8 @@ def _place(error: BaseException | None) -> str:
 
 def _location(error: BaseException) -> str:
     """The line of the user's code that an error came from, in brackets."""
+    from flatgauge.runtime.isolation import error_location  # torch is slow to import
+
     place = error_location(error)
     return f" ({place})" if place else ""
 

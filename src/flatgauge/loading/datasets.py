@@ -6,11 +6,12 @@ a user's own function returns is passed on untouched. Readers return a pair of t
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import inspect
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -23,14 +24,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flatgauge.loading import models
-from flatgauge.loading.files import (
-    check_readable,
-    expand,
-    from_bytes,
-    load_cifar10,
-    load_idx,
-    sample_count,
-)
+from flatgauge.loading.files import check_readable, expand, load_cifar10, load_idx, sample_count
+
+Array = NDArray[Any]
 
 
 class _Pair(NamedTuple):
@@ -88,15 +84,6 @@ class Samples(_Pair):
         return f"{type(self).__name__}({self.name}, {self.split}: {parts})"
 
 
-def _check_limit(limit: int | None) -> None:
-    """Refuse a number of samples that is not a positive whole number, or None for all."""
-    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
-        raise ValueError(
-            f"`limit={limit!r}` leaves no samples; needed is a whole number of at least 1; "
-            f"leave it out to take all."
-        )
-
-
 def normalise(
     inputs: Tensor, mean: float | Sequence[float] | None, std: float | Sequence[float] | None
 ) -> Tensor:
@@ -125,7 +112,7 @@ def normalise(
     return inputs
 
 
-def load_digits(*, split: str, limit: int | None) -> tuple[Tensor, Tensor]:
+def load_digits(*, split: str, limit: int | None) -> tuple[Array, Array]:
     """Read the images (N, 1, 8, 8) in [0, 1] and labels (N,) of scikit-learn's digits."""
     # The set is not split by its authors: every fifth sample of each class is for testing. That
     # needs no random numbers, and keeps the classes balanced and the order of the samples.
@@ -143,29 +130,25 @@ def load_digits(*, split: str, limit: int | None) -> tuple[Tensor, Tensor]:
         rank[labels == label] = np.arange((labels == label).sum())
     chosen = np.flatnonzero((rank % 5 == 4) == (split == "test"))
     chosen = chosen[: sample_count(limit, len(chosen), f"`digits` ({split})")]
-    images = np.asarray(bunch.images, np.float32)[chosen, None] / np.float32(16.0)
-    return torch.from_numpy(images), torch.from_numpy(labels[chosen])
+    return np.asarray(bunch.images, np.float32)[chosen, None] / np.float32(16.0), labels[chosen]
 
 
 #: Names that the arrays of an `.npz` file may have.
 _PAIRS = (("inputs", "targets"), ("x", "y"))
 
 
-def load_npz(path: str, *, split: str, limit: int | None) -> tuple[Tensor, Tensor, tuple[str, ...]]:
-    """Read inputs and targets from an `.npz` file.
+def load_npz(path: str, *, split: str, limit: int | None) -> tuple[Array, Array]:
+    """Read the arrays of an `.npz` file that belong to a split, as they are stored.
 
     Looked for are `inputs_SPLIT` and `targets_SPLIT`, or `x_SPLIT` and `y_SPLIT`, then, for
-    the split ``"train"``, the same names without it. Shapes are left as they are. Inputs of
-    dtype uint8 are taken for images and divided by 255, as the built-in sets are; other whole
-    numbers (token ids) become int64, floats become float32. Targets become int64, or float32 if
-    they are floats. What this changes about the numbers is noted, or refused where they do not fit.
+    the split ``"train"``, the same names without it.
 
     Returns:
-        Inputs and targets, and notes on how their numbers were changed.
+        Inputs and targets.
 
     Raises:
         FileNotFoundError: If there is no such file.
-        ValueError: If it does not hold such arrays, or numbers that cannot be converted.
+        ValueError: If it does not hold such arrays.
     """
     file = expand(path)
     check_readable(file)
@@ -180,20 +163,27 @@ def load_npz(path: str, *, split: str, limit: int | None) -> tuple[Tensor, Tenso
             f"`{path}` has inputs of shape {inputs.shape}, targets of shape {targets.shape}; "
             f"needed is one target per input along the first axis, and at least one."
         )
-    taken = sample_count(limit, len(inputs), f"`{path}`")
-    notes = [*_conversions("inputs", inputs), *_conversions("targets", targets)]
-    kind = np.float32 if targets.dtype.kind == "f" else np.int64
-    labels = _convert("targets", targets[:taken], kind, path)
-    return _convert_inputs(inputs[:taken], path), labels, tuple(notes)
+    size = sample_count(limit, len(inputs), f"`{path}`")
+    return inputs[:size], targets[:size]
 
 
-def _read_npz(path: Path, split: str) -> tuple[NDArray[Any], NDArray[Any]]:
+@contextlib.contextmanager
+def _explain_damage(path: Path) -> Iterator[None]:
+    """Read an `.npz` in the block; any error in it means that the file is damaged."""
+    try:
+        yield
+    except Exception as error:  # Damaged files end in nearly every kind of error.
+        raise ValueError(
+            f"`{path}` is cut short or not an `.npz` ({type(error).__name__}: {error}); needed is "
+            f"what `numpy.savez` writes; save it again."
+        ) from error
+
+
+def _read_npz(path: Path, split: str) -> tuple[Array, Array]:
     """Read the two arrays, whatever they are called."""
     with path.open("rb") as stream:  # numpy leaves a file it opened itself open on an error
-        try:
+        with _explain_damage(path):
             archive = np.load(stream, allow_pickle=False)
-        except Exception as error:  # Damaged files end in nearly every kind of error.
-            raise ValueError(_damage_message(path, error)) from error
         if not isinstance(archive, np.lib.npyio.NpzFile):
             raise ValueError(
                 f"`{path}` holds one array without a name; needed are inputs and targets; write "
@@ -203,16 +193,20 @@ def _read_npz(path: Path, split: str) -> tuple[NDArray[Any], NDArray[Any]]:
         return _read_array(archive, left, path), _read_array(archive, right, path)
 
 
-def _read_array(archive: Mapping[str, Any], name: str, path: Path) -> NDArray[Any]:
+def _read_array(archive: Mapping[str, Any], name: str, path: Path) -> Array:
     """Read one array of numbers."""
-    try:
-        array = np.asarray(archive[name])
-    except Exception as error:
-        if "Object arrays" in str(error):
-            raise ValueError(_dtype_message(path, name, "object")) from error
-        raise ValueError(_damage_message(path, error)) from error
+    with _explain_damage(path):
+        try:
+            array = np.asarray(archive[name])
+        except ValueError as error:
+            if "Object arrays" not in str(error):
+                raise
+            array = np.empty(0, object)
     if array.dtype.kind not in "biuf":
-        raise ValueError(_dtype_message(path, name, str(array.dtype)))
+        raise ValueError(
+            f"`{name}` in `{path}` is an array of dtype {array.dtype}; needed are numbers; convert "
+            f"it, for example with `.astype('float32')`, and save it again."
+        )
     return array
 
 
@@ -236,15 +230,14 @@ def _choose_names(found: list[str], split: str, path: Path) -> tuple[str, str]:
     )
 
 
-def _convert_inputs(array: NDArray[Any], path: str) -> Tensor:
+def _convert_inputs(array: Array, source: str) -> Tensor:
     """Inputs of a model: images as numbers in [0, 1], token ids as int64, the rest as float32."""
     if array.dtype == np.uint8:
-        return from_bytes(array)
-    kind = np.int64 if array.dtype.kind in "iu" else np.float32
-    return _convert("inputs", array, kind, path)
+        return torch.from_numpy(array.astype(np.float32)).div_(255.0)
+    return _convert("inputs", array, np.int64 if array.dtype.kind in "iu" else np.float32, source)
 
 
-def _convert(role: str, array: NDArray[Any], kind: Any, path: str) -> Tensor:
+def _convert(role: str, array: Array, kind: Any, source: str) -> Tensor:
     """Convert an array to another dtype; refuse numbers that do not fit."""
     if np.can_cast(array.dtype, kind):
         return torch.from_numpy(array.astype(kind))
@@ -253,14 +246,14 @@ def _convert(role: str, array: NDArray[Any], kind: Any, path: str) -> Tensor:
     low, high = (numbers.min(), numbers.max()) if numbers.size else (0, 0)
     if low < limits.min or high > limits.max:
         raise ValueError(
-            f"the {role} in `{path}` are {array.dtype} and go from {low:g} to {high:g}, which does "
-            f"not fit {np.dtype(kind)}, as which they are read; scale them, or give data from a "
+            f"the {role} in `{source}` are {array.dtype} and go from {low:g} to {high:g}, which "
+            f"does not fit {np.dtype(kind)}, as which they are read; scale them, or give data from a "
             "function of your own (`--data file.py:factory`)."
         )
     return torch.from_numpy(array.astype(kind))
 
 
-def _conversions(role: str, array: NDArray[Any]) -> list[str]:
+def _conversions(role: str, array: Array) -> list[str]:
     """Notes on what reading changes about the numbers of an array."""
     if role == "inputs" and array.dtype == np.uint8:
         return ["the inputs are uint8, taken for images and divided by 255"]
@@ -271,30 +264,12 @@ def _conversions(role: str, array: NDArray[Any]) -> list[str]:
     return []
 
 
-def _damage_message(path: Path, error: Exception) -> str:
-    """The message for a file that is not a whole `.npz`."""
-    return (
-        f"`{path}` is cut short or not an `.npz` ({type(error).__name__}: {error}); needed is "
-        f"what `numpy.savez` writes; save it again."
-    )
-
-
-def _dtype_message(path: Path, name: str, dtype: str) -> str:
-    """The message for an array that is not made of numbers."""
-    return (
-        f"`{name}` in `{path}` is an array of dtype {dtype}; needed are numbers; convert it, "
-        f"for example with `.astype('float32')`, and save it again."
-    )
-
-
 _DIGITS = tuple("0123456789")
-
 
 _FASHION = (
     *("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat"),
     *("Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
 )
-
 
 _CIFAR10 = (
     *("airplane", "automobile", "bird", "cat", "deer"),
@@ -314,22 +289,25 @@ class Builtin:
     usage: str
     about: str
     classes: tuple[str, ...]
-    load: Callable[..., tuple[Tensor, Tensor]]
+    load: Callable[..., tuple[Array, Array]]
+
+
+def _idx(name: str, about: str, classes: tuple[str, ...], *folders: str) -> Builtin:
+    """MNIST or a set of the same layout, in the folder itself or where others put it."""
+    load = partial(load_idx, subfolders=("raw", *folders))
+    return Builtin(f"{name}:DIR", f"{about}, 28×28 pixels, IDX files in DIR", classes, load)
 
 
 _ALL = (
     Builtin("digits", "1,797 digits of 8×8 pixels, from scikit-learn", _DIGITS, load_digits),
-    Builtin(
-        "mnist:DIR",
-        "MNIST, 28×28 pixels, IDX files in DIR",
-        _DIGITS,
-        partial(load_idx, subfolders=("raw", "MNIST/raw", "MNIST", "mnist")),
-    ),
-    Builtin(
-        "fashion-mnist:DIR",
-        "Fashion-MNIST, 28×28 pixels, IDX files in DIR",
+    _idx("mnist", "MNIST", _DIGITS, "MNIST/raw", "MNIST", "mnist"),
+    _idx(
+        "fashion-mnist",
+        "Fashion-MNIST",
         _FASHION,
-        partial(load_idx, subfolders=("raw", "FashionMNIST/raw", "FashionMNIST", "fashion-mnist")),
+        "FashionMNIST/raw",
+        "FashionMNIST",
+        "fashion-mnist",
     ),
     Builtin(
         "cifar10:DIR",
@@ -359,7 +337,10 @@ def load_dataset(
     Args:
         spec: A built-in name (``digits``, ``mnist:DIR``, ...: see `BUILTIN`), a path to an
             ``.npz``, or ``path/to/file.py:factory`` or ``package.module:factory``. A factory is
-            called with ``split`` and, if given, ``limit``, as far as it has such arguments.
+            called with ``split`` and, if given, ``limit``, as far as it has such arguments. Of an
+            `.npz`, inputs of dtype uint8 are taken for images and divided by 255, as the built-in
+            sets are; other whole numbers (token ids) become int64, floats become float32, targets
+            int64, or float32 if they are floats.
         split: ``"train"`` or ``"test"``; an ``.npz`` and a factory may have others.
         limit: Take only that many samples, from the first one on.
         mean: Subtracted per channel, from values in [0, 1].
@@ -375,10 +356,14 @@ def load_dataset(
         >>> load_dataset("digits", split="test", limit=100)
         Samples(digits, test: inputs (100, 1, 8, 8) float32, targets (100,) int64)
     """
-    _check_limit(limit)
+    if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+        raise ValueError(
+            f"`limit={limit!r}` leaves no samples; needed is a whole number of at least 1; "
+            f"leave it out to take all."
+        )
     name, colon, folder = spec.partition(":")
     classes: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
+    notes: list[str] = []
     if name in BUILTIN:
         _check_usage(spec, name, folder, split)
         classes, load = BUILTIN[name].classes, BUILTIN[name].load
@@ -386,14 +371,17 @@ def load_dataset(
         inputs, targets = load(*place, split=split, limit=limit)
     elif spec.endswith(".npz"):
         name = spec
-        inputs, targets, notes = load_npz(spec, split=split, limit=limit)
+        inputs, targets = load_npz(spec, split=split, limit=limit)
+        notes = [*_conversions("inputs", inputs), *_conversions("targets", targets)]
     elif colon or spec.endswith(".py"):
         _refuse_options(spec, mean=mean, std=std)
         return _from_factory(spec, split, limit)
     else:
         raise ValueError(_unknown_message(spec))
-    inputs = normalise(inputs, mean, std)
-    return Samples(inputs, targets, name=name, split=split, classes=classes, notes=notes)
+    kind = np.float32 if targets.dtype.kind == "f" else np.int64
+    labels = _convert("targets", targets, kind, spec)
+    images = normalise(_convert_inputs(inputs, spec), mean, std)
+    return Samples(images, labels, name=name, split=split, classes=classes, notes=tuple(notes))
 
 
 def _check_usage(spec: str, name: str, folder: str, split: str) -> None:

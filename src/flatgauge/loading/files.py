@@ -1,7 +1,11 @@
-"""Finding and opening the user's files: what is wrong with one is said before it is read.
+"""The user's files: found, opened and, for MNIST, its kin and CIFAR-10, read.
 
-Paths come in as the user wrote them; `open_data_file` yields the decompressed bytes of a file,
-whatever its ending.
+Paths come in as the user wrote them; bytes, or images (N, channels, height, width) and labels (N,)
+as arrays leave. What is wrong with a file is said before it is read, and a compressed file is known
+by its first bytes. An IDX file is a big-endian header (magic number, then one size per axis) and
+raw bytes. A binary batch of CIFAR-10 has a label byte and 3,072 bytes of planar red, green, blue
+per image; a Python batch is a pickle with the same bytes as an array. A pickle is a program: only
+the functions that rebuild such an array may run.
 """
 
 from __future__ import annotations
@@ -16,15 +20,15 @@ import re
 import struct
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
+if TYPE_CHECKING:  # The command line expands paths without numpy.
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Bytes = NDArray[np.uint8]
 
 _ENDINGS = ("", ".gz", ".xz")
 _DAMAGE = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
@@ -34,6 +38,16 @@ _PIECE = 2**24
 
 #: Names of the files that the built-in data sets are read from.
 _NAMES = re.compile(r"(train|t10k)-(images|labels)[-.]idx[13]-ubyte|(data_batch_[1-5]|test_batch)")
+
+#: Magic numbers of IDX files: unsigned bytes with three axes, with one.
+_IMAGES, _LABELS = 0x803, 0x801
+
+#: Pixels along each side of an image of MNIST.
+_SIDE = 28
+
+#: Bytes of one image of CIFAR-10, and where its batches may lie inside the folder.
+_PIXELS = 3 * 32 * 32
+_CIFAR_FOLDERS = ("cifar-10-batches-bin", "cifar-10-batches-py", "cifar10", "cifar-10")
 
 
 def expand(path: str | PathLike[str]) -> Path:
@@ -57,7 +71,7 @@ def is_data_file(path: Path) -> bool:
     return _NAMES.match(path.name) is not None
 
 
-def find_folder(folder: str, subfolders: Sequence[str]) -> list[Path]:
+def _find_folders(folder: str, subfolders: Sequence[str]) -> list[Path]:
     """The folder a user named, and after it those of its usual subfolders that exist."""
     root = expand(folder)
     if not os.path.isdir(root):
@@ -69,17 +83,15 @@ def find_folder(folder: str, subfolders: Sequence[str]) -> list[Path]:
     return [root, *(root / sub for sub in subfolders if (root / sub).is_dir())]
 
 
-def find_file(folders: Sequence[Path], names: Sequence[str]) -> Path | None:
+def _find_file(folders: Sequence[Path], *names: str) -> Path:
     """The first file of one of these names, plain or compressed."""
-    places = (folder / f"{name}{end}" for folder in folders for name in names for end in _ENDINGS)
-    return next((path for path in places if path.is_file()), None)
-
-
-def missing_files_error(folders: Sequence[Path], names: Sequence[str]) -> FileNotFoundError:
-    """The error for files that are in none of the folders."""
+    for name in names:
+        for path in (folder / f"{name}{end}" for folder in folders for end in _ENDINGS):
+            if path.is_file():
+                return path
     packed = sorted(file.name for folder in folders for file in folder.glob("*.tar*"))
     advice = f"unpack `{packed[0]}` there first" if packed else "check the folder"
-    return FileNotFoundError(
+    raise FileNotFoundError(
         f"none of {', '.join(f'`{name}`' for name in names)} (plain, `.gz` or `.xz`) is in "
         f"{', '.join(f'`{folder}`' for folder in folders)}; {advice}."
     )
@@ -91,13 +103,13 @@ def open_data_file(path: Path) -> Iterator[IO[bytes]]:
     check_readable(path)
     with path.open("rb") as raw:
         start = raw.read(6)
-    opener: Callable[[Path], Any] = partial(open, mode="rb")
+    opener: Callable[..., Any] = open
     if start.startswith(b"\x1f\x8b"):
         opener = gzip.open
     elif start == b"\xfd7zXZ\x00":
         opener = lzma.open
     try:
-        with opener(path) as stream:
+        with opener(path, "rb") as stream:
             yield stream
     except _DAMAGE as error:
         raise ValueError(
@@ -120,54 +132,35 @@ def read_exactly(stream: IO[bytes], count: int, path: Path) -> bytes:
     return bytes(content)
 
 
-Bytes = NDArray[np.uint8]
-
-#: Magic numbers of IDX files: unsigned bytes with three axes, with one.
-_IMAGES, _LABELS = 0x803, 0x801
-
-#: Pixels along each side of an image of MNIST.
-_SIDE = 28
-
-#: Bytes of one image of CIFAR-10, and where its batches may lie inside the folder.
-_PIXELS = 3 * 32 * 32
-_CIFAR_FOLDERS = ("cifar-10-batches-bin", "cifar-10-batches-py", "cifar10", "cifar-10")
-
-
 def load_idx(
     folder: str, *, split: str, limit: int | None, subfolders: Sequence[str]
-) -> tuple[Tensor, Tensor]:
-    """Read images (N, 1, 28, 28) in [0, 1] and labels (N,) of one split from IDX files."""
-    folders = find_folder(folder, subfolders)
-    prefix = "train" if split == "train" else "t10k"
-    image_file = _find_idx(folders, f"{prefix}-images", "idx3-ubyte")
-    label_file = _find_idx(folders, f"{prefix}-labels", "idx1-ubyte")
-    images, image_count = _read_idx(image_file, _IMAGES, limit)
-    labels, label_count = _read_idx(label_file, _LABELS, limit)
+) -> tuple[Bytes, Any]:
+    """Read images (N, 1, 28, 28) of bytes and labels (N,) of one split from IDX files."""
+    folders = _find_folders(folder, subfolders)
+    found = []
+    for kind, magic, ending in (("images", _IMAGES, "idx3"), ("labels", _LABELS, "idx1")):
+        stem = f"{'train' if split == 'train' else 't10k'}-{kind}"
+        path = _find_file(folders, f"{stem}-{ending}-ubyte", f"{stem}.{ending}-ubyte")
+        found.append((path, *_read_idx(path, magic, limit)))
+    (image_file, images, image_count), (label_file, labels, label_count) = found
     if image_count != label_count:
         raise ValueError(
             f"`{image_file}` holds {image_count} images and `{label_file}` {label_count} "
             f"labels; needed is one label per image; take both files from one download."
         )
     _check_labels(labels.tolist(), label_file)
-    return from_bytes(images)[:, None], torch.from_numpy(labels.astype(np.int64))
-
-
-def _find_idx(folders: Sequence[Path], stem: str, kind: str) -> Path:
-    """Find a file under either of its two usual names."""
-    names = [f"{stem}-{kind}", f"{stem}.{kind}"]
-    path = find_file(folders, names)
-    if path is None:
-        raise missing_files_error(folders, names)
-    return path
+    return images[:, None], labels
 
 
 def _read_idx(path: Path, magic: int, limit: int | None) -> tuple[Bytes, int]:
     """Read the first items of an IDX file, and how many the header counts."""
+    import numpy as np
+
     with open_data_file(path) as stream:
         start = read_exactly(stream, 4, path)
         if start != struct.pack(">I", magic):
             raise ValueError(
-                f"`{path}` begins with {start!r}, which is no IDX file of "
+                f"`{path}` begins with {start!r}, which is not an IDX file of "
                 f"{'images' if magic == _IMAGES else 'labels'} (magic number {magic}); check "
                 f"which file it is, or download it again."
             )
@@ -178,64 +171,57 @@ def _read_idx(path: Path, magic: int, limit: int | None) -> tuple[Bytes, int]:
                 f"`{path}` holds {count} items of size {sides}; needed are images of "
                 f"{_SIDE}×{_SIDE} pixels; to use others, store them in an `.npz`."
             )
-        taken = sample_count(limit, count, f"`{path}`")
-        content = read_exactly(stream, taken * _SIDE ** len(sides), path)
+        size = sample_count(limit, count, f"`{path}`")
+        content = read_exactly(stream, size * _SIDE ** len(sides), path)
         if limit is None and stream.read(1):  # to the end, where gzip checks its sum
             raise ValueError(
                 f"`{path}` goes on after the {count} items its header counts; it is damaged; "
                 f"download it again."
             )
-    return np.frombuffer(content, np.uint8).reshape(taken, *sides), count
+    return np.frombuffer(content, np.uint8).reshape(size, *sides), count
 
 
-def load_cifar10(folder: str, *, split: str, limit: int | None) -> tuple[Tensor, Tensor]:
-    """Read images (N, 3, 32, 32) in [0, 1] and labels (N,); opens no more files than needed."""
-    folders = find_folder(folder, _CIFAR_FOLDERS)
+def load_cifar10(folder: str, *, split: str, limit: int | None) -> tuple[Bytes, Any]:
+    """Read images (N, 3, 32, 32) of bytes and labels (N,); opens no more files than needed."""
+    import numpy as np
+
+    folders = _find_folders(folder, _CIFAR_FOLDERS)
     stems = [f"data_batch_{number}" for number in range(1, 6)]
-    pixels, labels, size = [], [], 0
+    pixels, labels = [], list[int]()
     for stem in stems if split == "train" else ["test_batch"]:
-        left = None if limit is None else limit - size
-        batch_pixels, batch_labels = _read_cifar10(folders, stem, left)
-        pixels.append(batch_pixels)
-        labels.append(batch_labels)
-        size += len(batch_labels)
-        if size == limit:
+        left = None if limit is None else limit - len(labels)
+        path = _find_file(folders, f"{stem}.bin", stem)
+        binary = path.name.startswith(f"{stem}.bin")
+        batch, classes = _read_binary(path, left) if binary else _read_python(path)
+        _check_labels(classes, path)
+        pixels.append(batch[:left])
+        labels += classes[:left]
+        if len(labels) == limit:
             break
-    sample_count(limit, size, f"`{folder}` ({split})")
-    images = from_bytes(np.concatenate(pixels).reshape(size, 3, 32, 32))
-    return images, torch.from_numpy(np.concatenate(labels).astype(np.int64))
+    sample_count(limit, len(labels), f"`{folder}` ({split})")
+    return np.concatenate(pixels).reshape(-1, 3, 32, 32), np.array(labels)
 
 
-def _read_cifar10(folders: Sequence[Path], stem: str, limit: int | None) -> tuple[Bytes, Any]:
-    """Read the first images and labels of one batch, in whichever layout it is there."""
-    path = find_file(folders, [f"{stem}.bin"])
-    if path is not None:
-        pixels, labels = _read_binary(path, limit)
-    else:
-        path = find_file(folders, [stem])
-        if path is None:
-            raise missing_files_error(folders, [f"{stem}.bin", stem])
-        pixels, labels = (array[:limit] for array in _read_python(path))
-    _check_labels(labels.tolist(), path)
-    return pixels, labels
-
-
-def _read_binary(path: Path, limit: int | None) -> tuple[Bytes, Any]:
+def _read_binary(path: Path, limit: int | None) -> tuple[Bytes, list[int]]:
     """Read the first records of a file of label bytes and pixel bytes."""
+    import numpy as np
+
     record = 1 + _PIXELS
     with open_data_file(path) as stream:
         content = stream.read(-1 if limit is None else limit * record)
     if len(content) % record or not content:
         raise ValueError(
-            f"`{path}` has {len(content)} bytes, which is no multiple of {record} (a label and "
+            f"`{path}` has {len(content)} bytes, which is not a multiple of {record} (a label and "
             f"{_PIXELS} pixels per image); it is cut short or not CIFAR-10; download it again."
         )
     records = np.frombuffer(content, np.uint8).reshape(-1, record)
-    return records[:, 1:], records[:, 0]
+    return records[:, 1:], records[:, 0].tolist()
 
 
-def _read_python(path: Path) -> tuple[Bytes, Any]:
+def _read_python(path: Path) -> tuple[Bytes, list[int]]:
     """Read pixels (N, 3072) and labels (N,) of a pickled batch."""
+    import numpy as np
+
     batch = _unpickle(path)
     entries: dict[str, Any] = {}
     if isinstance(batch, dict):
@@ -249,23 +235,19 @@ def _read_python(path: Path) -> tuple[Bytes, Any]:
         )
     pixels, labels = entries["data"], entries["labels"]
     is_bytes = isinstance(pixels, np.ndarray) and pixels.dtype == np.uint8
+    problem = None
     if not is_bytes or pixels.shape[1:] != (_PIXELS,) or not len(pixels):
+        problem = f"has `data` that is not an array of bytes with {_PIXELS} columns"
+    elif not isinstance(labels, list) or not all(type(label) is int for label in labels):
+        problem = "has `labels` that are not a list of whole numbers"
+    elif len(labels) != len(pixels):
+        problem = f"holds {len(pixels)} images and {len(labels)} labels"
+    if problem is not None:
         raise ValueError(
-            f"`{path}` has `data` that is not an array of bytes with {_PIXELS} columns; needed "
-            f"is a batch of CIFAR-10; download it again."
+            f"`{path}` {problem}; needed is a batch of CIFAR-10, with one label per image; "
+            "download it again."
         )
-    if not isinstance(labels, list) or not all(type(label) is int for label in labels):
-        raise ValueError(
-            f"`{path}` has `labels` that are no list of whole numbers; needed is a batch of "
-            f"CIFAR-10; download it again."
-        )
-    _check_labels(labels, path)
-    if len(labels) != len(pixels):
-        raise ValueError(
-            f"`{path}` holds {len(pixels)} images and {len(labels)} labels; needed is one "
-            f"label per image; download it again."
-        )
-    return pixels, np.array(labels, np.int64)
+    return pixels, labels
 
 
 class _RefusedCallError(ValueError):
@@ -277,25 +259,25 @@ def _encode(text: str, encoding: str) -> bytes:
     return text.encode("latin1")
 
 
-#: What the pickles may call, by the names that NumPy 1 and 2 give them.
-_ALLOWED: dict[str, Any] = {
-    "_codecs.encode": _encode,
-    "numpy.dtype": np.dtype,
-    "numpy.ndarray": np.ndarray,
-}
-for _core in ("core", "_core"):
-    _ALLOWED[f"numpy.{_core}.multiarray._reconstruct"] = np.empty(0).__reduce__()[0]
-    _ALLOWED[f"numpy.{_core}.numeric._frombuffer"] = np.empty(0).__reduce_ex__(5)[0]
-
-
 class _ArrayUnpickler(pickle.Unpickler):
     """Rebuilds containers, numbers, text and arrays, and calls nothing else."""
 
     def find_class(self, module_name: str, global_name: str) -> Any:
-        name = f"{module_name}.{global_name}"
-        if name not in _ALLOWED:
-            raise _RefusedCallError(name)
-        return _ALLOWED[name]
+        import numpy as np
+
+        home = module_name
+        if home.partition(".")[0] == "numpy":  # NumPy 1 says `numpy.core`, NumPy 2 `numpy._core`.
+            home = home[6:].removeprefix("_").removeprefix("core.") or "numpy"
+        allowed = {
+            ("_codecs", "encode"): _encode,
+            ("numpy", "dtype"): np.dtype,
+            ("numpy", "ndarray"): np.ndarray,
+            ("multiarray", "_reconstruct"): np.empty(0).__reduce__()[0],
+            ("numeric", "_frombuffer"): np.empty(0).__reduce_ex__(5)[0],
+        }
+        if (home, global_name) not in allowed:
+            raise _RefusedCallError(f"{module_name}.{global_name}")
+        return allowed[home, global_name]
 
 
 def _unpickle(path: Path) -> Any:
@@ -314,11 +296,6 @@ def _unpickle(path: Path) -> Any:
             f"`{path}` is cut short or not a pickle ({type(error).__name__}: {error}); needed "
             f"is a batch of CIFAR-10; download it again."
         ) from error
-
-
-def from_bytes(pixels: NDArray[Any]) -> Tensor:
-    """Pixel bytes as float32 numbers in [0, 1]."""
-    return torch.from_numpy(pixels.astype(np.float32)).div_(255.0)
 
 
 def sample_count(limit: int | None, size: int, source: str) -> int:
