@@ -2,7 +2,7 @@
 
 What enters: the name of an op, or a graph. What leaves: the op's record, or the degree of the
 graph's output in every parameter. The records are data. Scale inference and path sums look up the
-rule class of an op's family (`symmetry/inference/rules`); the degree follows from the record
+rule class of an op's family (`symmetry/inference`); the degree follows from the record
 alone: arguments that are multiplied add their degrees, all others contribute the largest, and an
 argument in which the op is not even piecewise linear has degree two. An op without a record is
 curved in everything it reads. Functions of single nodes give an op's name, arguments and shape.

@@ -3,7 +3,7 @@
 from flatgauge.symmetry.balance import Balance, balance
 from flatgauge.symmetry.find import find_gauge
 from flatgauge.symmetry.gauge import GaugeGroup, Generators, Move
-from flatgauge.symmetry.inference.rules import Pin, Rule
+from flatgauge.symmetry.inference import Pin, Rule
 
 __all__ = [
     "Balance",

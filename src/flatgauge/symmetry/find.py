@@ -39,7 +39,7 @@ from flatgauge.symmetry.gauge import (
     state_of,
     to_double,
 )
-from flatgauge.symmetry.inference.walk import infer_scales
+from flatgauge.symmetry.inference import infer_scales
 
 if TYPE_CHECKING:
     from flatgauge.surface.surface import LossSurface

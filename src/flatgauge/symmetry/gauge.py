@@ -22,11 +22,11 @@ from torch import Generator, Tensor, nn
 from flatgauge.runtime.isolation import copy_model
 from flatgauge.surface.model import unwrap
 from flatgauge.symmetry.inference.equations import Scale, ScaleEquations, Solution, solve
-from flatgauge.symmetry.inference.rules.rule import Pin
+from flatgauge.symmetry.inference.scales import Pin
 
 if TYPE_CHECKING:
     from flatgauge.symmetry.find import Origin
-    from flatgauge.symmetry.inference.walk import Inference
+    from flatgauge.symmetry.inference.scales import Inference
 
 #: Exponents below this are zero.
 _ZERO = 1e-9

@@ -32,7 +32,7 @@ from flatgauge.symmetry.inference.equations import disjoint_groups
 
 if TYPE_CHECKING:
     from flatgauge.symmetry.gauge import GaugeGroup
-    from flatgauge.symmetry.inference.walk import StoredNorm
+    from flatgauge.symmetry.inference.scales import StoredNorm
 
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -26,7 +26,7 @@ from flatgauge.runtime.isolation import copy_model
 from flatgauge.symmetry.find import ModelCall, same_function
 from flatgauge.symmetry.gauge import GaugeGroup, Move, multiply
 from flatgauge.symmetry.inference.equations import Scale
-from flatgauge.symmetry.inference.walk import Inference
+from flatgauge.symmetry.inference.scales import Inference
 
 #: How well two branches must be proportional.
 _PROPORTIONAL = 1e-6

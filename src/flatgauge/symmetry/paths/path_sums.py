@@ -6,7 +6,7 @@ and is known by its sums over the paths that reach it. All other tensors are *we
 known by their values: parameters, buffers, constants, and whatever is computed from those alone,
 which counts as one weight. A path starts at an entry of the input, or at a weight that is added; a
 sum that is too large for double precision is infinite. The `path_sum` methods of the rule classes
-(`symmetry/inference/rules`) carry the sums through each op.
+(`symmetry/inference`) carry the sums through each op.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor, fx
 from flatgauge.estimators.linalg import to_float64
 from flatgauge.graph.export import ModelGraph, UnsupportedGraphError
 from flatgauge.graph.ops import call_op, is_floating, shape_of, source_line
-from flatgauge.symmetry.inference.rules.rule import OpContext, rule_of
+from flatgauge.symmetry.inference.scales import OpContext, rule_of
 
 #: The sums of an op's output, one per entry; a list if it has several outputs, None for an output
 #: that no path runs through (places, truth values).
@@ -96,9 +96,9 @@ class PathContext(OpContext):
         """Whether an argument depends on the input."""
         return isinstance(argument, fx.Node) and argument in self.sums
 
-    def require_one_activation(self, *factors: Any) -> None:
+    def require_one_activation(self) -> None:
         """Refuse products of activations."""
-        if sum(self.is_activation(factor) for factor in factors) > 1:
+        if sum(map(self.is_activation, self.factors)) > 1:
             self.refuse("it multiplies two activations")
 
     def power(self, value: Tensor) -> Tensor:

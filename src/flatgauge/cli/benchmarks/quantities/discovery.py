@@ -20,7 +20,7 @@ from flatgauge.graph.export import ModelGraph
 from flatgauge.runtime.isolation import isolate
 from flatgauge.symmetry.find import validate_model, verify_gauge
 from flatgauge.symmetry.gauge import GaugeGroup
-from flatgauge.symmetry.inference.walk import infer_scales
+from flatgauge.symmetry.inference import infer_scales
 
 UNIT = "exports"
 

@@ -11,7 +11,7 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from flatgauge.symmetry.inference.equations import Ids, Scale, align_terms, constant, squeeze
-from flatgauge.symmetry.inference.rules.rule import Result, Rule, ScaleContext
+from flatgauge.symmetry.inference.scales import Result, Rule, ScaleContext
 
 if TYPE_CHECKING:
     from flatgauge.symmetry.paths.path_sums import PathContext, PathSums
@@ -25,8 +25,7 @@ _ANY = -1
 class MovingRule(Rule):
     """Base of rules whose paths move by the op itself; what it puts next to them is like biases."""
 
-    def path_sum(self, at: PathContext) -> PathSums:
-        return at.run_op()
+    path_by_op = True
 
 
 class MoveRule(MovingRule, family="move"):
@@ -238,26 +237,11 @@ class GatherRule(MovingRule, family="gather"):
         return Scale(at.shape, tied.terms)
 
 
-class EmbeddingRule(Rule, family="embedding"):
-    """Rows that are read by number."""
+class TriangleRule(MovingRule, family="triangle"):
+    """The entries on one side of a diagonal."""
 
     def scale(self, at: ScaleContext) -> Result:
-        weight = at.equations.constant_along(at["weight"], [0])
-        dims = len(at.shape)
-        return at.name_sums(
-            weight.apply(at.shape, lambda ids: ids.reshape(*(1,) * (dims - 1), ids.shape[1]))
-        )
-
-
-class EmbeddingBagRule(Rule, family="embedding_bag"):
-    """Sums, means or maxima of rows."""
-
-    def scale(self, at: ScaleContext) -> Result:
-        if at.has("per_sample_weights"):
-            return at.pin_everything("its rows have weights")
-        rows = at.equations.constant_along(at["weight"], [0])
-        whole = at.name_sums(Scale(at.shape, rows.terms))
-        return [whole, *(constant(shape) for shape in at.shapes[1:])]
+        return at.first
 
 
 class GetitemRule(Rule, family="getitem"):

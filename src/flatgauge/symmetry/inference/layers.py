@@ -1,34 +1,38 @@
-"""Rules of ops that multiply and add up: linear maps, convolutions, matrix products, attention.
+"""Rules of the layers of a network: linear maps, activations, norms, attention, embeddings.
 
-Scales of two factors add up, and must be constant along the axes that are summed. Paths go on
-through every weight that their unit meets; only one factor may be an activation.
+Scales of two factors add up, and must be constant along the axes that are summed; paths go on
+through every weight that their unit meets, and only one factor may be an activation. What is
+positively homogeneous passes scales on, other curves pin what they read; paths are worth the most
+that a slope can pass on. Stored statistics are a linear map, others pin what they read.
 """
 
 from __future__ import annotations
 
 import math
 import string
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
-from flatgauge.symmetry.inference.equations import Ids, Scale, product
-from flatgauge.symmetry.inference.rules.rule import Result, Rule, ScaleContext
+from flatgauge.graph.ops import op_record
+from flatgauge.symmetry.inference.equations import Ids, Scale, constant, product
+from flatgauge.symmetry.inference.scales import Result, Rule, ScaleContext
 
 if TYPE_CHECKING:
     from flatgauge.symmetry.paths.path_sums import PathContext, PathSums
+
+_CURVED = "not positively homogeneous"
+
+
+# -- products that are summed ---------------------------------------------------------------------
 
 
 class ContractionRule(Rule):
     """A sum of products. Paths: the op itself, on sums of paths and sizes of weights."""
 
-    def factors(self, arguments: dict[str, Any]) -> list[Any]:
-        """The arguments of which at most one may be an activation."""
-        return list(arguments.values())[:2]
-
     def path_sum(self, at: PathContext) -> PathSums:
         """Every path goes on through every weight that its unit meets; a bias starts new ones."""
-        at.require_one_activation(*self.factors(at.arguments))
+        at.require_one_activation()
         return at.run_op()
 
 
@@ -48,14 +52,14 @@ class MatmulRule(ContractionRule, family="matmul"):
     """Products of matrices, vectors and stacks of them."""
 
     def scale(self, at: ScaleContext) -> Result:
-        return _matmul(at, *(at.scale(value) for value in self.factors(at.arguments)))
+        return _matmul(at, *map(at.scale, at.factors))
 
 
 class TensordotRule(ContractionRule, family="tensordot"):
     """Every entry of the one with every entry of the other, summed along some axes."""
 
     def scale(self, at: ScaleContext) -> Result:
-        left, right = (at.scale(value) for value in self.factors(at.arguments))
+        left, right = map(at.scale, at.factors)
         ours, theirs = at.arguments.get("dims_self"), at.arguments.get("dims_other")
         if at.op == "inner":
             ours, theirs = [-1], [-1]
@@ -74,28 +78,23 @@ class AddMatmulRule(ContractionRule, family="addmm"):
     """A product of matrices plus a tensor, each with a factor."""
 
     def scale(self, at: ScaleContext) -> Result:
-        names = list(at.arguments)
-        result = _matmul(at, at[names[1]], at[names[2]])
+        result = _matmul(at, *map(at.scale, at.factors))
         if at.arguments.get("beta", 1) != 0:
             at.match(result, at.scale_against(at.arguments["self"], result))
         return result
 
     def path_sum(self, at: PathContext) -> PathSums:
-        start, left, right = list(at.arguments.values())[:3]
-        at.require_one_activation(left, right)
-        product = torch.matmul(at.tensor(left), at.tensor(right))
-        return product * at["alpha"] + at.tensor(start) * at["beta"]
+        at.require_one_activation()
+        product = torch.matmul(*map(at.tensor, at.factors))
+        return product * at["alpha"] + at["self"] * at["beta"]
 
 
 class EinsumRule(ContractionRule, family="einsum"):
     """Any sum of products of tensors along named axes."""
 
-    def factors(self, arguments: dict[str, Any]) -> list[Any]:
-        return list(arguments["tensors"])
-
     def scale(self, at: ScaleContext) -> Result:
         """Scales are constant along the axes that are summed."""
-        parts = [at.scale(tensor) for tensor in at.arguments["tensors"]]
+        parts = list(map(at.scale, at.factors))
         labels, target = _labels(at.arguments["equation"], [len(part.shape) for part in parts])
         if any(len(set(label)) < len(label) for label in labels):
             return at.pin_everything("an einsum with repeated axes")
@@ -156,9 +155,6 @@ class AttentionRule(Rule, family="attention"):
 class BilinearRule(ContractionRule, family="bilinear"):
     """A form in two inputs: y_o = Σ x_i W_oij z_j + b_o."""
 
-    def factors(self, arguments: dict[str, Any]) -> list[Any]:
-        return [arguments[name] for name in ("input1", "input2", "weight")]
-
     def scale(self, at: ScaleContext) -> Result:
         one, other, weight = at["input1"], at["input2"], at["weight"]
         lead = at.shape[:-1]
@@ -168,6 +164,28 @@ class BilinearRule(ContractionRule, family="bilinear"):
         )
         whole = product(left, right)
         return _add_bias(at, _contract(at, whole, weight.lift(len(at.shape) + 2), 2))
+
+
+class EmbeddingRule(Rule, family="embedding"):
+    """Rows that are read by number."""
+
+    def scale(self, at: ScaleContext) -> Result:
+        weight = at.equations.constant_along(at["weight"], [0])
+        dims = len(at.shape)
+        return at.name_sums(
+            weight.apply(at.shape, lambda ids: ids.reshape(*(1,) * (dims - 1), ids.shape[1]))
+        )
+
+
+class EmbeddingBagRule(Rule, family="embedding_bag"):
+    """Sums, means or maxima of rows."""
+
+    def scale(self, at: ScaleContext) -> Result:
+        if at.has("per_sample_weights"):
+            return at.pin_everything("its rows have weights")
+        rows = at.equations.constant_along(at["weight"], [0])
+        whole = at.name_sums(Scale(at.shape, rows.terms))
+        return [whole, *(constant(shape) for shape in at.shapes[1:])]
 
 
 def _contract(at: ScaleContext, left: Scale, right: Scale, axes: int = 1) -> Scale:
@@ -271,3 +289,201 @@ def _order_by_labels(scale: Scale, label: str, order: list[str]) -> Scale:
 
     assert math.prod(shape) == math.prod(scale.shape)
     return scale.apply(shape, change)
+
+
+# -- activations ----------------------------------------------------------------------------------
+
+
+class HomogeneousRule(Rule, family="homogeneous"):
+    """f(c x) = c f(x) for c > 0, with slopes of size 0 or 1."""
+
+    def scale(self, at: ScaleContext) -> Result:
+        return at.first
+
+    def path_sum(self, at: PathContext) -> PathSums:
+        return at.first
+
+
+class LeakyRule(Rule, family="leaky"):
+    """One slope for positive numbers, another for negative ones."""
+
+    def scale(self, at: ScaleContext) -> Result:
+        if at.arguments.get("training"):
+            return at.pin_everything("it draws random slopes", keep_units=True)
+        return at.first
+
+    def path_sum(self, at: PathContext) -> PathSums:
+        """The steeper of two slopes: a path is worth the most it can pass on."""
+        arguments = at.arguments
+        slope = arguments.get("negative_slope")
+        if slope is None:
+            slope = (arguments["lower"] + arguments["upper"]) / 2  # In eval mode, their mean.
+        return at["self"] * at.tensor(slope).clamp(min=1)
+
+
+class PreluRule(Rule, family="prelu"):
+    """A learned slope for negative numbers."""
+
+    def scale(self, at: ScaleContext) -> Result:
+        """As the input; the slope cannot be scaled."""
+        slope, x = at["weight"], at["self"]
+        at.pin(slope, reason="a slope has no scale of its own")
+        if at.op == "prelu" and slope.shape[0] > 1:  # One per channel: it belongs to that unit.
+            shape = (1, slope.shape[0], *(1,) * (len(x.shape) - 2))
+            at.equations.same_units(x, slope.apply(shape, lambda ids: ids.reshape(shape)))
+        return x
+
+    def path_sum(self, at: PathContext) -> PathSums:
+        """The steeper of two slopes, per channel."""
+        x, slope = at["self"], at.value(at.arguments["weight"])
+        steepest = at.power(slope).clamp(min=1)
+        if at.op == "prelu" and slope.numel() > 1:
+            steepest = steepest.reshape(1, -1, *(1,) * (x.dim() - 2))
+        return x * steepest
+
+
+class DropoutRule(Rule, family="dropout"):
+    """Nothing in eval mode."""
+
+    def scale(self, at: ScaleContext) -> Result:
+        if at.arguments["train"] and at.arguments["p"] > 0:
+            return at.pin_everything("it is random", keep_units=True)
+        return at.with_constants(at.first)
+
+    def path_sum(self, at: PathContext) -> PathSums:
+        if at.arguments["train"] and at.arguments["p"] > 0:
+            at.refuse("it is random")
+        return at.with_nothing(at["input"])
+
+
+class GluRule(Rule, family="glu"):
+    """The first half, times the sigmoid of the second."""
+
+    def scale(self, at: ScaleContext) -> Result:
+        scale, axis = at["self"], at.arguments["dim"] % len(at.shape)
+        half = at.shape[axis]
+        at.pin(scale.take(axis, slice(half, None)), reason=_CURVED)
+        return scale.take(axis, slice(0, half))
+
+
+class CurveRule(Rule, family="curve"):
+    """Not homogeneous: the input is pinned, its units pass."""
+
+    path_refusal = "it is not piecewise linear"
+
+    def scale(self, at: ScaleContext) -> Result:
+        return at.pin_everything(_CURVED, keep_units=True)
+
+    def path_sum(self, at: PathContext) -> PathSums:
+        """Refuse: even of piecewise linear curves (hardshrink) the slopes are not known here."""
+        at.refuse(Rule.path_refusal if op_record(at.node).linear else self.path_refusal)
+
+
+class HardSigmoidRule(CurveRule, family="hardsigmoid"):
+    """Half of one plus a sixth of x, cut off at 0 and 1."""
+
+    def path_sum(self, at: PathContext) -> PathSums:
+        return at["self"] * at.tensor(1 / 6) + at.tensor(1 / 2)
+
+
+class SoftmaxRule(Rule, family="softmax"):
+    """Exponentials over their sum."""
+
+    path_refusal = "it is not piecewise linear"
+
+    def scale(self, at: ScaleContext) -> Result:
+        scales = at.tensors()
+        at.pin(*scales, reason="not positively homogeneous")
+        return at.equations.pinned_units(scales[0], at.site) if scales else at.fixed_outputs()
+
+
+# -- norms ----------------------------------------------------------------------------------------
+
+
+class SampleNormRule(Rule, family="layer_norm"):
+    """Statistics of the sample itself, with an ε that fixes the scale of the input."""
+
+    path_refusal = "it divides by statistics of the sample itself"
+    axis: int | None = None
+
+    def scale(self, at: ScaleContext) -> Result:
+        """The input is pinned, scale and shift are free."""
+        x = at["input"]
+        at.pin(x, reason="its ε fixes the scale of what it reads")
+        return at.with_constants(_affine(at, constant(x.shape), self.axis, units=x))
+
+
+class GroupNormRule(SampleNormRule, family="group_norm"):
+    """As a layer norm, with scale and shift per channel."""
+
+    axis = 1
+
+
+class BatchNormRule(GroupNormRule, family="batch_norm"):
+    """With stored statistics: γ (x - mean) / √(var + ε) + β, a diagonal linear layer."""
+
+    def scale(self, at: ScaleContext) -> Result:
+        """The stored mean scales with the input, the stored variance stays."""
+        arguments, x = at.arguments, at["input"]
+        if arguments.get("training"):
+            return super().scale(at)
+        mean = _channels(at["running_mean"], x)
+        if mean.terms:
+            at.equations.equal(x, mean)
+        else:
+            at.pin(x, reason="its stored mean is read elsewhere, too")
+        var = _channels(at["running_var"], x)
+        at.equations.pin(var)
+        at.equations.same_units(x, var)
+        return at.with_constants(_affine(at, x, self.axis))
+
+    def path_sum(self, at: PathContext) -> PathSums:
+        """One factor and one bias per channel."""
+        arguments = at.arguments
+        if arguments.get("training") or arguments["running_mean"] is None:
+            at.refuse(self.path_refusal)
+        x = at["input"]
+        mean, var = (at.value(arguments[f"running_{name}"]) for name in ("mean", "var"))
+        weight, bias = at.value(arguments["weight"]), at.value(arguments["bias"])
+        factor = (var + arguments["eps"]).rsqrt()
+        factor = factor if weight is None else factor * weight
+        # What rescaling does to the mean and the factor cancels in their product, bit for bit.
+        shift = -mean * factor if bias is None else bias - mean * factor
+        channels = (1, -1, *(1,) * (x.dim() - 2))
+        factor, shift = at.power(factor), at.power(shift)
+        return at.with_nothing(x * factor.reshape(channels) + shift.reshape(channels))
+
+
+class WeightNormRule(Rule, family="weight_norm"):
+    """A weight g v / ‖v‖."""
+
+    def scale(self, at: ScaleContext) -> Result:
+        """Every slice of v has a scale that does not matter."""
+        direction, size = at["v"], at["g"]
+        axis, dims = at.arguments["dim"], len(direction.shape)
+        others = [a for a in range(dims) if a != axis % dims]
+        at.equations.constant_along(direction, others if axis != -1 else range(dims))
+        return at.with_constants(Scale(at.shape, size.lift(len(at.shape)).terms))
+
+
+def _affine(at: ScaleContext, x: Scale, axis: int | None, units: Scale | None = None) -> Scale:
+    """Multiply by γ and add β, along an axis or (None) along the last ones."""
+    result = x
+    for name in ("weight", "bias"):
+        if not at.has(name):
+            continue
+        given = at[name] if axis is None else _channels(at[name], x)
+        if name == "weight":
+            result = at.name_sums(product(x, given))
+            dims = len(result.shape)
+            for source in (given, x, *([] if units is None else [units])):
+                at.equations.same_units(source.lift(dims), result)
+        else:
+            at.match(result, given)
+    return result
+
+
+def _channels(scale: Scale, x: Scale) -> Scale:
+    """A vector of channels lined up with axis one of a tensor."""
+    rest = (1,) * (len(x.shape) - 2)
+    return scale.apply((1, scale.shape[0], *rest), lambda ids: ids.reshape(1, -1, *rest))
