@@ -6,10 +6,10 @@ equations between them. Each parameter gets unknowns (one per entry, or per row 
 the ops are visited in the order in which they run, and the `Rule` of each gives the scales of its
 outputs.
 
-There is one rule class per family of ops (see `graph/ops.py`), with one method per analysis and a
-context for each: `scale` takes a `ScaleContext`, `path_sum` the one of `paths/path_sums.py`; a
-third analysis is a third method. What a class does not define refuses: scales are pinned and
-listed, path sums raise. To add an op, add its record to `OPS`, and a class if its family is new.
+There is one rule class per family of ops (see `graph/ops.py`), with one method per analysis:
+`scale` here, `path_sum` in `paths/path_sums.py`; a third analysis is a third method with a context
+of its own. What a class does not define refuses. A new op is a record in `OPS`, and a class if its
+family is new.
 """
 
 from __future__ import annotations
@@ -49,7 +49,6 @@ _MOST_ENTRIES = 2**16
 
 #: Ops that contract a matrix with an activation.
 _LINEAR = ("linear", "matmul", "mm", "addmm", "embedding")
-
 _ONE = Fraction(1)
 
 
@@ -432,9 +431,8 @@ class _ScaleInference:
         known = self._scales if is_mean else self._followers
         if name not in known:
             ids = self._equations.fresh(shape_of(node), name, parameter=True)
-            known[name] = Scale(shape_of(node), ((_ONE, ids),))
-            if not is_mean:
-                self._equations.zeros.append(ids)
+            known[name] = Scale(tuple(ids.shape), ((_ONE, ids),))
+            self._equations.zeros += [] if is_mean else [ids]
         return known[name]
 
 
