@@ -4,7 +4,7 @@
 # make bench  time everything beside peers, in gradients (see docs/performance.md); takes hours, and
 #             make bench BENCH=--quick minutes
 # make dist   build sdist and wheel, and use the wheel in a fresh environment
-# make docs   make what is made from the registry and from runs, and the site: open site/index.html
+# make docs   run the gallery and build the site: open site/index.html
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -59,9 +59,7 @@ dist: $(VENV)/.dev
 	$(BIN)/python .ci/check_wheel.py dist/*.whl
 
 docs: $(VENV)/.dev
-	$(BIN)/flatgauge catalogue --markdown > docs/catalogue.md
-	$(BIN)/python docs/build.py --tables
-	$(BIN)/python docs/build.py
+	$(BIN)/python -m sphinx -W --keep-going -q docs site
 
 clean:
-	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) build dist site docs/measures docs/reference docs/examples .pytest_cache .mypy_cache .ruff_cache

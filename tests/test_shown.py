@@ -13,7 +13,6 @@ import typer
 
 from flatgauge.cli import app
 from flatgauge.measures import registry
-from making import tables
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -125,12 +124,32 @@ def test_extras_on_pages_exist():
             assert set(names.split(",")) <= extras, path.name
 
 
-def test_tables_made_from_the_registry_are_of_today():
-    found = tables.pages()
-    assert {"README.md", "choosing.md", "gauge_explained.md"} <= {path.name for path in found}
-    for path in found:
-        text = path.read_text()
-        assert text == tables.refreshed(text), f"{path.name}: run `make docs`"
+def readme_rows(heading):
+    """The cells of the table that follows a heading, row by row, without its head."""
+    section = (ROOT / "README.md").read_text().partition(f"## {heading}")[2].partition("\n## ")[0]
+    lines = [line for line in section.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
+
+
+def test_readme_has_every_claim_of_every_measure():
+    columns = ("layerwise", "nodewise", "permutation", "output_scale", "branches")
+    claims = {}
+    for names, geometry, *ticks in readme_rows("What is measured"):
+        invariant = {group for group, tick in zip(columns, ticks, strict=True) if tick}
+        claims |= dict.fromkeys(re.findall(r"`(\w+)`", names), (geometry, invariant))
+    assert claims == {m.name: (m.geometry, m.invariant_to & set(columns)) for m in registry}
+
+
+def test_readme_has_the_costs_of_the_performance_page():
+    measured = (ROOT / "docs/performance.md").read_text().splitlines()
+    quantities = ("product", "trace", "top eigenvalue", "layers' top eigenvalues")
+    for quantity, row in zip(quantities, readme_rows("What it costs"), strict=True):
+        lines = [line for line in measured if f"| {quantity} |" in line]
+        for workload, ours, other in (("W1", row[1], row[2]), ("W2", row[3], row[4])):
+            number, tool = other[:-1].split(" (")
+            here = [line for line in lines if line.startswith(f"| {workload} ")]
+            assert any("flatgauge" in line and f" {ours.strip('*')} " in line for line in here), row
+            assert any(tool in line and f" {number} " in line for line in here), row
 
 
 def test_readme_takes_a_minute():

@@ -1,10 +1,12 @@
-"""First measurement.
+"""First measurement
+=================
 
 A network, a loss and data make a *surface*; everything is measured on a surface.
 """
 
 # %%
 # First a network to measure: two hidden layers, trained on images of digits for a second.
+import matplotlib.pyplot as plt
 import torch
 from torch import nn
 
@@ -23,7 +25,7 @@ for _ in range(20):
         optimizer.step()
 
 # %%
-# Three lines. Without `measures=` everything that applies is measured.
+# Three lines. Without ``measures=`` everything that applies is measured.
 surface = fg.LossSurface(model, "cross_entropy", (images, labels))
 report = fg.measure(
     surface, measures=["hessian_trace", "rho_sum", "normalized_sharpness", "hessian_max_eigenvalue"]
@@ -31,9 +33,9 @@ report = fg.measure(
 print(report)
 
 # %%
-# Every number says how it was made. `exact` ones are exact to rounding, for *these* data;
-# `data_stderr` says how much other samples of the same kind would change them. `computed` and
-# `estimated` ones carry their own error.
+# Every number says how it was made. ``exact`` ones are exact to rounding, for *these* data;
+# ``data_stderr`` says how much other samples of the same kind would change them. ``computed`` and
+# ``estimated`` ones carry their own error.
 rho = report["rho_sum"]
 print(f"ρ_Σ = {rho.value:.3f}, on other data ± {rho.data_stderr:.3f}")
 top = report["hessian_max_eigenvalue"]
@@ -43,8 +45,8 @@ print(f"λ_max = {top.value:.3f} ± {top.bound:.3f}; {top.matvecs} products")
 # Per layer, and per unit: where is the network sharp?
 for name, value in rho.layers.items():
     print(f"{name}  {value:8.4f}   sharpest unit: {int(rho.units[name].argmax())}")
-axes = report.plot(measure="rho_sum")
-axes.figure.savefig("layers.png", dpi=120)
+_, ax = plt.subplots(figsize=(6.4, 2.6), layout="constrained")
+report.plot(ax, measure="rho_sum")
 
 # %%
 # The report is a table, JSON, or a page that opens in any browser.

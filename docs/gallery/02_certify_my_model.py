@@ -1,4 +1,5 @@
-"""Certify my model.
+"""Certify my model
+================
 
 Which numbers can I trust for *this* network? Find out how it can be rewritten without changing its
 function, rewrite it, and measure again.
@@ -67,7 +68,7 @@ for name in names:
 assert [before[n].value == after[n].value for n in names] == [False, False, True, True, True]
 
 # %%
-# One move is an anecdote. `fg.certify` draws moves from every group that the model has: layers,
+# One move is an anecdote. ``fg.certify`` draws moves from every group that the model has: layers,
 # units, the order of channels, scale and shift of the outputs; and holds every measure to what it
 # claims.
 certificate = fg.certify(fg.LossSurface(model, "cross_entropy", data), measures=names, trials=1)
@@ -81,5 +82,4 @@ figure, ax = plt.subplots(figsize=(7, 2.6), layout="constrained")
 colours = ["#1d5a9c" if change == 0 else "#c0392b" for change in rows]
 ax.barh(rows.index[::-1], (1 + rows)[::-1], color=colours[::-1])
 ax.set_xscale("log")
-ax.set_xlabel("times as large after rescaling")
-figure.savefig("pushed.png", dpi=120)
+_ = ax.set_xlabel("times as large after rescaling")

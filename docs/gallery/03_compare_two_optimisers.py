@@ -1,4 +1,5 @@
-"""Compare two optimisers.
+"""Compare two optimisers
+======================
 
 Do SGD and Adam end in minima of different flatness? Train both to the same loss, several times, and
 compare what no rescaling can move.
@@ -41,7 +42,7 @@ for seed in range(SEEDS):
         surfaces[f"{name} {seed}"] = fg.LossSurface(model, "cross_entropy", (images, labels))
 
 # %%
-# `fg.compare` measures all of them. Models whose errors do not tell them apart share a rank.
+# ``fg.compare`` measures all of them. Models whose errors do not tell them apart share a rank.
 names = ["hessian_trace", "rho_sum", "normalized_sharpness", "adaptive_trace"]
 comparison = fg.compare(surfaces, measures=names)
 print(comparison)
@@ -62,4 +63,3 @@ for ax, name in zip(axes, names, strict=True):
     ax.set_xticks([0, 1], ["SGD", "Adam"])
     ax.set_xlim(-0.5, 1.5)
     ax.set_title(name, fontsize=9)
-figure.savefig("optimisers.png", dpi=120)

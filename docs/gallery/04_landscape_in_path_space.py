@@ -1,4 +1,5 @@
-"""A landscape in path space.
+"""A landscape in path space
+=========================
 
 The picture of a loss around a minimum depends on how the network is written, unless its axes are
 values of *basis paths*, which no rescaling changes.
@@ -6,6 +7,7 @@ values of *basis paths*, which no rescaling changes.
 
 # %%
 # One network, and the same network in disguise.
+import matplotlib.pyplot as plt
 import torch
 from torch import nn
 
@@ -32,7 +34,8 @@ both = {
 # %%
 # Along a random direction among the *weights*: a valley, and a ravine. They are one function.
 weights = fg.landscape(both, space="weights", dims=1, points=41)
-weights.plot(log=True).figure.savefig("weights.png", dpi=120)
+_, ax = plt.subplots(figsize=(5.2, 3.4), layout="constrained")
+weights.plot(ax, log=True)
 print(
     "largest difference:", float(abs(weights["as trained"].loss - weights["rescaled"].loss).max())
 )
@@ -52,5 +55,6 @@ assert (curves["as trained"].loss == curves["rescaled"].loss).all()
 # %%
 # As a plane. Points behind a pole, where a unit's path value passes zero, would be hatched.
 plane = fg.landscape(both["as trained"], space="basis_paths", dims=2, points=21)
-plane.plot(kind="contour").figure.savefig("paths.png", dpi=120)
+_, ax = plt.subplots(figsize=(4.5, 3.5), layout="constrained")
+plane.plot(ax, kind="contour")
 print(plane.caption)

@@ -1,11 +1,13 @@
-"""Watch flatness while training.
+"""Watch flatness while training
+=============================
 
-`fg.Monitor` measures every so many steps, on a fixed set of samples, within a share of the training
-time. The training does not notice: it ends in the same weights, bit for bit.
+``fg.Monitor`` measures every so many steps, on a fixed set of samples, within a share of the
+training time. The training does not notice: it ends in the same weights, bit for bit.
 """
 
 # %%
 # A training run like any other, with two lines more.
+import matplotlib.pyplot as plt
 import torch
 from torch import nn
 
@@ -35,8 +37,8 @@ def train(watch):
 
 
 # %%
-# `share=0.1` (the default) would let measuring add a tenth to the time of training; this training
-# takes a second, so here every measurement is taken. `log=` takes a tracker, or any function.
+# ``share=0.1`` (the default) would let measuring add a tenth to the time of training; this training
+# takes a second, so here every measurement is taken. ``log=`` takes a tracker, or any function.
 names = ["hessian_trace", "rho_sum", "normalized_sharpness"]
 watched, monitor = train(
     lambda model: fg.Monitor(model, "cross_entropy", held_out, measures=names, every=23, share=None)
@@ -45,7 +47,8 @@ print(monitor.history.to_frame()[["loss", *names]].round(3).to_string())
 
 # %%
 # The course of all of them.
-monitor.history.plot().figure.savefig("course.png", dpi=120)
+_, ax = plt.subplots(figsize=(6.4, 3.4), layout="constrained")
+_ = monitor.history.plot(ax=ax)
 
 # %%
 # Per layer: which one becomes sharp first?

@@ -1,4 +1,5 @@
-"""My own measure.
+"""My own measure
+==============
 
 A measure is a function of a surface that says what it is. Declared, it is measured, certified,
 compared and listed like those that are built in.
@@ -6,7 +7,7 @@ compared and listed like those that are built in.
 
 # %%
 # An idea: how much does the loss rise when one parameter tensor is stretched or shrunk by ten
-# percent? The first sentence of the docstring is the definition; `invariant_to` is a claim, and
+# percent? The first sentence of the docstring is the definition; ``invariant_to`` is a claim, and
 # will be tested.
 import torch
 from torch import nn
@@ -80,6 +81,6 @@ for row in refuted.failures:
 assert not refuted.passed
 
 # %%
-# To put it into flatgauge itself: its file in `src/flatgauge/measures/`, one import, its test.
-# `CONTRIBUTING.md` has the three steps; pages, command line and the contract's tests follow from
+# To put it into flatgauge itself: its file in ``src/flatgauge/measures/``, one import, its test.
+# ``CONTRIBUTING.md`` has the three steps; pages, command line and the contract's tests follow from
 # them.

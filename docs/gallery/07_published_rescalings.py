@@ -1,4 +1,5 @@
-"""Published rescalings, repeated.
+"""Published rescalings, repeated
+==============================
 
 Rescale networks as two papers did, measure again, and put our numbers beside theirs.
 

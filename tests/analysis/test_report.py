@@ -180,13 +180,6 @@ def test_the_catalogue_lists_what_measures_declare():
     assert (frame["definition"].str.len() > 20).all()
 
 
-def test_the_page_in_the_documentation_is_the_catalogue_of_today(request):
-    from flatgauge.report.catalogue import markdown_page
-
-    page = request.config.rootpath / "docs" / "catalogue.md"
-    assert page.read_text() == markdown_page() + "\n", "run `make docs`"
-
-
 def test_a_radius_is_always_shown(report):
     shown = repr(report)
     for label in (

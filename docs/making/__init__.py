@@ -1,1 +1,0 @@
-"""Makes the site: pages from the registry, docstrings and scripts that are run."""
