@@ -41,7 +41,7 @@ LAZY_UPWARD = {
     "analysis.landscapes.picture -> report.plots.standalone",
     "analysis.landscapes.single -> report.plots.heights",
     "analysis.monitor.history -> report.plots.courses",
-    "analysis.measurement -> report.drawable",
+    "analysis.measurement -> report.rendering",
     "analysis.measurement -> report.layer_bars",
     "analysis.measurement -> report.page",
     "analysis.measurement -> report.plots.bars",

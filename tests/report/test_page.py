@@ -20,11 +20,11 @@ from flatgauge.analysis.rewrite_effects import certified_effects, effects_betwee
 from flatgauge.estimators.estimate import Estimate
 from flatgauge.measures import registry
 from flatgauge.report.formulas import mathml
-from flatgauge.report.glossary import formula_of
 from flatgauge.report.headline import ranking_view
 from flatgauge.report.layer_bars import MOST_LAYERS, layer_choices, unit_choices
 from flatgauge.report.page import write_page
 from flatgauge.report.plots.ranked import MOST_POINTS
+from flatgauge.report.sections import formula_of
 
 
 @pytest.fixture(scope="module")

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
     from flatgauge.analysis.certificate import Certificate
-    from flatgauge.report.drawable import Drawable
+    from flatgauge.report.rendering import Drawable
     from flatgauge.symmetry import GaugeGroup
 
 T = TypeVar("T")

@@ -11,7 +11,7 @@ from flatgauge.analysis.certificate import Certificate, certify
 from flatgauge.analysis.landscapes.computing import landscape
 from flatgauge.analysis.progress import Progress
 from flatgauge.analysis.spectra.computing import spectrum
-from flatgauge.report.drawable import Drawable
+from flatgauge.report.rendering import Drawable
 from flatgauge.runtime.distributed import GroupError
 from flatgauge.surface.surface import LossSurface, shared_processes
 from flatgauge.symmetry.find import surface_gauge

@@ -13,7 +13,7 @@ from flatgauge.estimators.estimate import Estimate
 from flatgauge.measures import registry
 
 if TYPE_CHECKING:
-    from flatgauge.report.caveats import Caveats
+    from flatgauge.report.sections import Caveats
 
 
 @dataclass(frozen=True)

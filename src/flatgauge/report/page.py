@@ -11,21 +11,26 @@ from flatgauge.analysis.files import atomic_write, to_plain
 from flatgauge.analysis.formatting import MARKS
 from flatgauge.analysis.ranking import SamplingErrors, rank_models
 from flatgauge.measures.registry import GROUPS
-from flatgauge.report.caveats import caveats_of
 from flatgauge.report.certificate_view import VERDICTS, certificate_view
 from flatgauge.report.difference_table import difference_views
-from flatgauge.report.drawable import Drawable
-from flatgauge.report.gauge_view import gauge_contents, gauge_view
-from flatgauge.report.glossary import glossary_of, linked, skeletons_of
 from flatgauge.report.headline import headline_of
 from flatgauge.report.layer_bars import layer_choices, unit_choices
 from flatgauge.report.number_table import number_tables
-from flatgauge.report.provenance import provenance_of
 from flatgauge.report.rendering import (
+    Drawable,
     check_drawable,
     choice_contents,
     drawn_contents,
     rendered,
+)
+from flatgauge.report.sections import (
+    caveats_of,
+    gauge_contents,
+    gauge_view,
+    glossary_links,
+    glossary_of,
+    provenance_of,
+    skeletons_of,
 )
 
 if TYPE_CHECKING:
@@ -111,7 +116,7 @@ def write_page(
         "provenance": provenance_of(reports),
         "models": list(reports),
         "glossary": glossary_of(measured),
-        "known": linked(measured, skeletons_of(reports)),
+        "known": glossary_links(measured, skeletons_of(reports)),
         "groups": GROUPS,
         "marks": MARKS,
         "verdicts": VERDICTS,

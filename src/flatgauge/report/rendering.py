@@ -8,10 +8,9 @@ import json
 from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from flatgauge.report.caveats import shortened
-from flatgauge.report.drawable import Drawable
+from flatgauge.report.sections import shortened
 
 if TYPE_CHECKING:
     from flatgauge.report.layer_bars import Choice
@@ -21,6 +20,29 @@ _POLICY = (
     "default-src 'none'; script-src {scripts}; style-src 'unsafe-inline'; img-src data: blob:; "
     "font-src data:; worker-src blob:; base-uri 'none'; form-action 'none'"
 )
+
+
+@runtime_checkable
+class Drawable(Protocol):
+    """A result with a picture: a landscape, a spectrum."""
+
+    @property
+    def title(self) -> str:
+        """What it is, in a few words."""
+
+    @property
+    def caption(self) -> str:
+        """What is drawn, in a sentence or two."""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the reader must know."""
+
+    def figure(self) -> Any:
+        """The picture as a plotly figure."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The numbers, plain."""
 
 
 def rendered(template: str, page: dict[str, Any], contents: dict[str, Any], *, drawn: bool) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from flatgauge.report.caveats import shortened
 from flatgauge.report.coefficient import Coefficient, coefficient
+from flatgauge.report.sections import shortened
 from flatgauge.report.study_numbers import COEFFICIENTS, ChangeRow, spoken
 
 if TYPE_CHECKING:

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from flatgauge.analysis.files import atomic_write
 from flatgauge.measures.registry import GROUPS
-from flatgauge.report.caveats import Caveat, Caveats
-from flatgauge.report.drawable import Drawable
 from flatgauge.report.frame_table import (
     FrameTable,
     NamedTable,
@@ -17,8 +15,14 @@ from flatgauge.report.frame_table import (
     frame_contents,
     frame_table,
 )
-from flatgauge.report.glossary import glossary_of, linked
-from flatgauge.report.rendering import check_drawable, choice_contents, drawn_contents, rendered
+from flatgauge.report.rendering import (
+    Drawable,
+    check_drawable,
+    choice_contents,
+    drawn_contents,
+    rendered,
+)
+from flatgauge.report.sections import Caveat, Caveats, glossary_links, glossary_of
 from flatgauge.report.study_headline import study_headline
 from flatgauge.report.study_numbers import (
     COEFFICIENTS,
@@ -137,7 +141,7 @@ def write_study_page(
         "provenance": {fact: {"this study": told} for fact, told in facts.items()},
         "models": ["this study"],
         "glossary": glossary_of(measures),
-        "known": linked(measures, skeletons),
+        "known": glossary_links(measures, skeletons),
         "groups": GROUPS,
         "marks": {},
         "words": statistics_words(str(column) for column in shown),
