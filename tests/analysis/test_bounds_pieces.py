@@ -14,8 +14,7 @@ from torch import nn
 
 from flatgauge import LossSurface
 from flatgauge.analysis.bounds.noise import description_length, layer_noise, on_grid
-from flatgauge.curvature.blocks import block_curvature
-from flatgauge.curvature.surrogate import with_surrogate
+from flatgauge.curvature.block_diagonal import block_curvature, with_surrogate
 from flatgauge.estimators.linalg import TruncatedNormal
 from flatgauge.measures.normalized_sharpness import best_scales
 

@@ -16,8 +16,7 @@ from torch.distributions import Normal, kl_divergence
 import flatgauge as fg
 from flatgauge.analysis.bounds.noise import layer_noise
 from flatgauge.analysis.bounds.pac_bayes import PRIORS
-from flatgauge.curvature.blocks import block_curvature
-from flatgauge.curvature.surrogate import with_surrogate
+from flatgauge.curvature.block_diagonal import block_curvature, with_surrogate
 
 
 def literal(weight: Tensor, deviation: Tensor, factor: float) -> float:

@@ -15,8 +15,8 @@ import flatgauge as fg
 from flatgauge.analysis.comparison import Comparison
 from flatgauge.analysis.measurement import Report
 from flatgauge.analysis.ranking import SamplingError, difference, rank, sampling_errors
-from flatgauge.curvature.aggregate import aggregate_layers
-from flatgauge.curvature.blocks import block_curvature
+from flatgauge.curvature.block_diagonal import block_curvature
+from flatgauge.curvature.blocks import aggregate_layers
 from flatgauge.estimators.estimate import Estimate
 from flatgauge.measures.normalized_sharpness import root_of_trace
 from flatgauge.report.comparison_table import rich_print

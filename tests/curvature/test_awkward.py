@@ -14,8 +14,8 @@ from torch import Generator, nn
 
 import flatgauge as fg
 from flatgauge import LossSurface
+from flatgauge.curvature.block_diagonal import block_curvature
 from flatgauge.curvature.block_eigenvalues import block_eigenvalues
-from flatgauge.curvature.blocks import block_curvature
 
 N = 6
 

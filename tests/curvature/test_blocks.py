@@ -13,7 +13,8 @@ from reference import dense_blocks, error, form, loss_function, relative, rows_a
 from torch import Generator, nn
 
 from flatgauge import LossSurface
-from flatgauge.curvature.blocks import Blocks, block_curvature
+from flatgauge.curvature.block_diagonal import block_curvature
+from flatgauge.curvature.blocks import Blocks
 from flatgauge.curvature.sweep import backprop as sweep
 from flatgauge.surface.losses import NormalizedCrossEntropy
 

@@ -14,13 +14,11 @@ from reference import dense_blocks, error, form, relative, rows_and_columns
 from torch import Tensor, nn
 
 from flatgauge import LossSurface
+from flatgauge.curvature.block_diagonal import block_curvature
 from flatgauge.curvature.block_eigenvalues import block_eigenvalues
-from flatgauge.curvature.blocks import block_curvature
-from flatgauge.curvature.input_std import input_std
-from flatgauge.curvature.sweep.accumulate import PARTS, ChunkContext
+from flatgauge.curvature.sweep.accumulate import PARTS, ChunkContext, SweepChunk
 from flatgauge.curvature.sweep.backprop import sweep_of
-from flatgauge.curvature.sweep.chunk import SweepChunk
-from flatgauge.curvature.sweep.conv_fusions import ConvBatchNormOp
+from flatgauge.curvature.sweep.ops import ConvBatchNormOp
 from flatgauge.curvature.sweep.plan import place_ops
 from flatgauge.measures import rho_max, rho_sum
 from flatgauge.surface.losses import NormalizedCrossEntropy
@@ -212,7 +210,7 @@ def definitions(case: Case, name: str, block: Tensor, spread: Tensor | None) -> 
 
 def hold(case: Case, surface: LossSurface, *asked: tuple[str, ...]) -> None:
     """Compare what was asked for with the definitions, for every parameter."""
-    dense, spreads = dense_blocks(case), input_std(sweep_of(surface))
+    dense, spreads = dense_blocks(case), sweep_of(surface).input_std()
     for parts in asked:
         blocks = block_curvature(surface, parts)
         assert all(block.exact for block in blocks.values())

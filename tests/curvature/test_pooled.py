@@ -9,11 +9,10 @@ from cases import Case
 from reference import dense_blocks, error, form, relative, rows_and_columns
 from torch import nn
 
-from flatgauge.curvature.blocks import block_curvature
-from flatgauge.curvature.sweep.accumulate import PARTS, ChunkContext
+from flatgauge.curvature.block_diagonal import block_curvature
+from flatgauge.curvature.sweep.accumulate import PARTS, ChunkContext, SweepChunk
 from flatgauge.curvature.sweep.backprop import sweep_of
-from flatgauge.curvature.sweep.chunk import SweepChunk
-from flatgauge.curvature.sweep.conv_fusions import ConvPoolOp
+from flatgauge.curvature.sweep.ops import ConvPoolOp
 from flatgauge.curvature.sweep.plan import place_ops
 
 

@@ -14,9 +14,9 @@ from torch import Generator, nn
 
 import flatgauge as fg
 from flatgauge import LossSurface
-from flatgauge.curvature import blocks as blocks_module
+from flatgauge.curvature import block_diagonal
+from flatgauge.curvature.block_diagonal import block_curvature
 from flatgauge.curvature.block_eigenvalues import block_eigenvalues
-from flatgauge.curvature.blocks import block_curvature
 from flatgauge.curvature.sweep.backprop import Sweep
 from flatgauge.graph.export import UnsupportedGraphError
 from flatgauge.runtime import resources
@@ -168,10 +168,9 @@ def test_one_sweep_serves_all_measures_until_the_parameters_change(monkeypatch):
     case = build("mlp")
     surface = case.surface()
     sweeps = []
-    swept = blocks_module._sweep_blocks
-    monkeypatch.setattr(
-        blocks_module, "_sweep_blocks", lambda *args: sweeps.append(args[1]) or swept(*args)
-    )
+    swept = block_diagonal._sweep_blocks
+    count = lambda *args: sweeps.append(args[1]) or swept(*args)  # noqa: E731
+    monkeypatch.setattr(block_diagonal, "_sweep_blocks", count)
     names = ["hessian_trace", "kappa_trace_sum", "rho_max", "relative_flatness"]
     first = fg.measure(surface, measures=names)
     assert sweeps == [{"trace", "outgoing", "relative"}]
@@ -235,13 +234,13 @@ def test_eigenvalues_within_a_memory_budget(monkeypatch):
     options = {"tolerance": 1e-9, "max_matvecs": 300}
     free = block_eigenvalues(case.surface(), layers, **options, generator=seeded())
     groups = []
-    grouped = eigenvalues.group_layers
+    grouped = Sweep.group_layers
 
     def watch(sweeper, names):
         groups.append(grouped(sweeper, names))
         return groups[-1]
 
-    monkeypatch.setattr(eigenvalues, "group_layers", watch)
+    monkeypatch.setattr(Sweep, "group_layers", watch)
     for share, parts in ((1e-5, 2), (1e-9, 0)):
         monkeypatch.setattr(resources, "_FACTOR_SHARE", share)
         surface = case.surface(memory="1GiB")

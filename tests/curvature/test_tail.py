@@ -17,14 +17,14 @@ from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
 
 from flatgauge import LossSurface
+from flatgauge.curvature.block_diagonal import block_curvature
 from flatgauge.curvature.block_eigenvalues import block_eigenvalues
-from flatgauge.curvature.blocks import Blocks, block_curvature
+from flatgauge.curvature.blocks import Blocks
 from flatgauge.curvature.fisher import squared_gradients
 from flatgauge.curvature.sweep import linear
 from flatgauge.curvature.sweep import plan as plan_module
-from flatgauge.curvature.sweep.accumulate import PARTS, ChunkContext
+from flatgauge.curvature.sweep.accumulate import PARTS, ChunkContext, SweepChunk
 from flatgauge.curvature.sweep.backprop import sweep_of
-from flatgauge.curvature.sweep.chunk import SweepChunk
 from flatgauge.curvature.sweep.linear import MLPHead
 from flatgauge.curvature.sweep.plan import place_ops
 from flatgauge.graph.ops import op_name

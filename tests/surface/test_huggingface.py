@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from flatgauge import LossSurface
-from flatgauge.curvature.blocks import block_curvature
+from flatgauge.curvature.block_diagonal import block_curvature
 
 transformers = pytest.importorskip("transformers", reason="needs the extra `hf`")
 

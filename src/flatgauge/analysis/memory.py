@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from flatgauge.curvature.block_eigenvalues import factor_bytes, group_layers
 from flatgauge.curvature.sweep.backprop import Sweep, sweep_of
 from flatgauge.graph.export import UnsupportedGraphError
 from flatgauge.runtime.isolation import isolate
@@ -118,8 +117,8 @@ def memory_estimate(surface: LossSurface, *, sweep: bool = True) -> MemoryEstima
     if sweeper is None:
         return parts
     each = sweeper.plan.numbers_per_sample() * surface.dtype.itemsize
-    groups, _ = group_layers(sweeper, list(sweeper.plan.layers))
-    sizes = [sum(factor_bytes(sweeper, name) for name in group) for group in groups]
+    groups, _ = sweeper.group_layers(list(sweeper.plan.layers))
+    sizes = [sum(sweeper.factor_bytes(name) for name in group) for group in groups]
     return replace(
         parts,
         swept=sweeper.chunk_size * each,

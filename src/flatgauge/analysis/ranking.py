@@ -16,7 +16,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
 from flatgauge.analysis.files import to_plain
-from flatgauge.curvature.aggregate import standard_error
+from flatgauge.curvature.blocks import standard_error
 from flatgauge.estimators.estimate import Estimate
 from flatgauge.estimators.linalg import FLOAT32_RTOL, FLOAT64_RTOL
 from flatgauge.measures import registry

@@ -13,7 +13,6 @@ the factors along the way, and leaves them in the surface's cache.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -21,11 +20,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Generator, Tensor
 
-from flatgauge.curvature.aggregate import join_samples, ratio_influence, standard_error
+from flatgauge.curvature.blocks import join_samples, ratio_influence, standard_error
 from flatgauge.curvature.operators import Operator, ParameterBlock
-from flatgauge.curvature.sweep.backprop import MOST_FACTORS, Sweep, sweep_of
-from flatgauge.curvature.sweep.chunk import SweepChunk
-from flatgauge.curvature.sweep.sample_gradients import LayerFactors, records_gradients
+from flatgauge.curvature.sweep.accumulate import SweepChunk
+from flatgauge.curvature.sweep.backprop import Sweep, sweep_of
+from flatgauge.curvature.sweep.conv import LayerFactors
 from flatgauge.estimators.eigenvalues import Eigenpairs, top_eigenvalues
 from flatgauge.graph.layers import Layer
 from flatgauge.surface.double_backward import SubmatrixIndex
@@ -96,7 +95,7 @@ def block_eigenvalues(
     for name in names:
         if name in sweep.plan.exact and name not in sweep.plan.sites:
             found[name] = _of_penalty(surface)
-    groups, rest = group_layers(sweep, [name for name in names if name not in found])
+    groups, rest = sweep.group_layers([name for name in names if name not in found])
     for group in groups:
         for name, block in read_factors(sweep, group).blocks(sweep):
             solve(name, block)
@@ -247,35 +246,3 @@ def read_factors(sweep: Sweep, names: Sequence[str]) -> FactorStore:
 def stored_factors(surface: LossSurface) -> dict[tuple[str, ...], FactorStore]:
     """Factors that a sweep has recorded along the way, to be taken by whoever needs them."""
     return surface.cache.get(("block_eigenvalues", "factors"), dict)
-
-
-def group_layers(sweep: Sweep, names: Sequence[str]) -> tuple[list[list[str]], list[str]]:
-    """Groups of layers whose factors fit the memory budget together, and layers without one."""
-    # Those cannot be swept, or do not fit.
-    plan = sweep.plan
-    room = sweep.surface.budget.factors
-    groups: list[list[str]] = [[]]
-    rest, used = [], 0.0
-    for name in reversed(list(names)):
-        needed = factor_bytes(sweep, name)
-        too_many = plan.outputs_per_sample() > MOST_FACTORS + 1
-        if name not in plan.exact or too_many or needed > room:
-            rest.append(name)
-            continue
-        if used + needed > room:
-            groups.append([])
-            used = 0.0
-        groups[-1].append(name)
-        used += needed
-    return [group for group in groups if group], rest
-
-
-def factor_bytes(sweep: Sweep, name: str) -> int:
-    """Bytes that the factors of a layer take for all samples."""
-    surface, plan = sweep.surface, sweep.plan
-    layer, factors = plan.layers[name], plan.outputs_per_sample()
-    outputs = plan.numbers(layer.node)
-    each = factors * outputs + plan.numbers(layer.input)
-    if records_gradients(layer, outputs):
-        each = factors * math.prod(layer.shape)
-    return each * surface.dtype.itemsize * surface.largest_share

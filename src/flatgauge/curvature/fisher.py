@@ -18,7 +18,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from flatgauge.curvature.aggregate import join_samples
+from flatgauge.curvature.blocks import join_samples
 from flatgauge.curvature.sweep.backprop import Sweep, sweep_of
 from flatgauge.estimators.linalg import to_float64
 from flatgauge.graph.export import UnsupportedGraphError

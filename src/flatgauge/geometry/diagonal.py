@@ -15,8 +15,8 @@ from typing import ClassVar
 import torch
 from torch import Generator, Tensor
 
-from flatgauge.curvature.aggregate import aggregate_layers, estimation_notes
-from flatgauge.curvature.blocks import Blocks, block_curvature
+from flatgauge.curvature.block_diagonal import block_curvature
+from flatgauge.curvature.blocks import Blocks, aggregate_layers, estimation_notes
 from flatgauge.curvature.operators import Hessian, Operator, ParameterBlock, Scaled
 from flatgauge.estimators.linalg import to_float64
 from flatgauge.geometry.chart import Chart, ExactTrace

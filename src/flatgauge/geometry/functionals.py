@@ -15,7 +15,7 @@ from typing import NamedTuple, ParamSpec
 import torch
 from torch import Generator, Tensor
 
-from flatgauge.curvature.blocks import DEFAULT_PROBES
+from flatgauge.curvature.block_diagonal import DEFAULT_PROBES
 from flatgauge.estimators.eigenvalues import Eigenpairs, power_method, top_eigenvalues
 from flatgauge.estimators.estimate import Estimate
 from flatgauge.estimators.linalg import child_generator, digest, require_generator

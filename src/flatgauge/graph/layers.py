@@ -6,6 +6,7 @@ and input units lie, and how to bring its weights to the shape (groups, out, in,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +88,16 @@ class Layer:
         given = arguments_of(self.node) | {"input": activations, "weight": weights, "bias": None}
         result: Tensor = self.node.target(*given.values())  # type: ignore[operator]
         return result
+
+    def bias_of(self, given: Sequence[Any]) -> Tensor | float:
+        """What the op, called with some arguments, adds to the contraction; zero if nothing."""
+        names = list(arguments_of(self.node))
+        role = "self" if op_name(self.node) == "addmm" else "bias"
+        place = names.index(role) if role in names else len(given)
+        if place >= len(given) or given[place] is None:
+            return 0.0
+        bias: Tensor = given[place].detach()
+        return bias if self.kind == "linear" else bias.reshape(-1, *(1,) * len(self.stride))
 
     def incoming(self, values: Tensor) -> Tensor:
         """Sum an array (..., groups, out, in, taps) over what enters every output unit."""

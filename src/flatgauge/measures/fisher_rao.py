@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from flatgauge.curvature.aggregate import (
+from flatgauge.curvature.blocks import (
     LayerValue,
     aggregate_layers,
     ratio_influence,

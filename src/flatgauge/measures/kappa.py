@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 from torch import Generator
 
-from flatgauge.curvature.aggregate import LayerValue, aggregate_layers, select_layers
 from flatgauge.curvature.block_eigenvalues import block_eigenvalues
-from flatgauge.curvature.blocks import Blocks
+from flatgauge.curvature.blocks import Blocks, LayerValue, aggregate_layers, select_layers
 from flatgauge.curvature.sweep.backprop import sweep_of
 from flatgauge.estimators.estimate import Estimate
 from flatgauge.estimators.linalg import child_generator, require_generator, root_seed, to_float64

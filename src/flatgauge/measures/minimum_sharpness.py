@@ -15,8 +15,8 @@ from dataclasses import replace
 import torch
 from torch import Generator, Tensor
 
-from flatgauge.curvature.aggregate import estimation_notes
-from flatgauge.curvature.blocks import DEFAULT_PROBES, Block
+from flatgauge.curvature.block_diagonal import DEFAULT_PROBES
+from flatgauge.curvature.blocks import Block, estimation_notes
 from flatgauge.estimators.estimate import Estimate
 from flatgauge.estimators.linalg import to_float64
 from flatgauge.graph.export import UnsupportedGraphError

@@ -8,8 +8,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from flatgauge.curvature.aggregate import LayerValue, standard_error
-from flatgauge.curvature.blocks import Block, Blocks
+from flatgauge.curvature.blocks import Block, Blocks, LayerValue, standard_error
 from flatgauge.estimators.estimate import Estimate
 from flatgauge.estimators.matrix_scaling import Scaling, minimize_scaled_sum
 from flatgauge.measures.minimum_sharpness import orbit_sizes

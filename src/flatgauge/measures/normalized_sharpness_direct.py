@@ -16,8 +16,14 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor
 
-from flatgauge.curvature.blocks import DEFAULT_PROBES, Block, block_curvature
-from flatgauge.curvature.surrogate import samples_without_loss, surrogate_notes, with_surrogate
+from flatgauge.curvature.block_diagonal import (
+    DEFAULT_PROBES,
+    block_curvature,
+    samples_without_loss,
+    surrogate_notes,
+    with_surrogate,
+)
+from flatgauge.curvature.blocks import Block
 from flatgauge.estimators.estimate import Estimate
 from flatgauge.estimators.linalg import child_generator, require_generator, root_seed
 from flatgauge.geometry.functionals import check_pairs

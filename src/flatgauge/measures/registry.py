@@ -18,8 +18,14 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 from torch import Generator
 
-from flatgauge.curvature.blocks import DEFAULT_PROBES, Blocks, ProbeSizes, block_curvature
-from flatgauge.curvature.surrogate import surrogate_notes, with_surrogate
+from flatgauge.curvature.block_diagonal import (
+    DEFAULT_PROBES,
+    ProbeSizes,
+    block_curvature,
+    surrogate_notes,
+    with_surrogate,
+)
+from flatgauge.curvature.blocks import Blocks
 from flatgauge.estimators.estimate import Estimate
 from flatgauge.measures.docstrings import OF_BLOCKS, assemble
 from flatgauge.surface.surface import LossSurface

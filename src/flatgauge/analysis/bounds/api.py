@@ -17,7 +17,7 @@ from flatgauge.analysis.bounds.pac_bayes import PRIORS, normalized_bound, path_b
 from flatgauge.analysis.bounds.terms import BoundContext, NotCoveredError, Term, table
 from flatgauge.analysis.bounds.theorem51 import theorem_bound
 from flatgauge.analysis.bounds.zero_one import NORMALIZED, ZeroOne
-from flatgauge.curvature.surrogate import SURROGATES
+from flatgauge.curvature.block_diagonal import SURROGATES
 from flatgauge.estimators.linalg import child_generator, root_seed
 from flatgauge.graph.export import UnsupportedGraphError
 from flatgauge.surface.surface import LossSurface

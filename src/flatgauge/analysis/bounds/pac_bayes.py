@@ -33,8 +33,7 @@ from flatgauge.analysis.bounds.terms import (
     vacuous_term,
 )
 from flatgauge.analysis.bounds.zero_one import NORMALIZED
-from flatgauge.curvature.blocks import block_curvature
-from flatgauge.curvature.surrogate import samples_without_loss, with_surrogate
+from flatgauge.curvature.block_diagonal import block_curvature, samples_without_loss, with_surrogate
 from flatgauge.estimators.linalg import TruncatedNormal
 from flatgauge.surface.surface import LossSurface
 from flatgauge.symmetry.paths.basis import BasisPaths, surface_paths

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flatgauge.curvature.surrogate import with_surrogate
+from flatgauge.curvature.block_diagonal import with_surrogate
 from flatgauge.runtime.isolation import isolate
 from flatgauge.surface.losses import prediction
 from flatgauge.surface.surface import LossSurface

@@ -19,7 +19,7 @@ from flatgauge.cli.benchmarks.rounds import Action, Method, Timing
 from flatgauge.cli.benchmarks.row import TimingRow
 from flatgauge.cli.benchmarks.tool import Tool, quiet
 from flatgauge.cli.benchmarks.workloads import Workload
-from flatgauge.curvature.blocks import block_curvature
+from flatgauge.curvature.block_diagonal import block_curvature
 from flatgauge.curvature.sweep.backprop import sweep_of
 from flatgauge.surface.surface import LossSurface
 

@@ -8,7 +8,8 @@ import torch
 from torch import Generator
 
 from flatgauge.cli.benchmarks.rounds import Action
-from flatgauge.curvature.blocks import Blocks, block_curvature
+from flatgauge.curvature.block_diagonal import block_curvature
+from flatgauge.curvature.blocks import Blocks
 from flatgauge.surface.surface import LossSurface
 
 

@@ -1,11 +1,17 @@
-"""Adding up curvature: over factor vectors within a chunk of samples, then over chunks.
+"""One chunk of samples on its way through the sweep, and what adds up its curvature.
 
-What enters an accumulator: for one chunk, one backpropagated factor vector after the other, each
-with a weight per sample (λ in the formulas; None if all are one). What leaves: `SampleParts`, what
-every sample adds to each part, and the diagonal of the parameter's Hessian block, summed over the
-chunk. `ParameterTotals` then adds up the chunks in double precision.
+What enters a `SweepChunk`: while the graph runs forward, op handlers call `watch` with a tensor and
+with what is to receive its gradients. Then come factor vectors u at the logits f, each with a
+weight per sample (λ in the formulas; None if all are one). Every receiver is called with the
+gradient of ⟨u, f⟩ by its tensor, and the weights. `watch` puts a hook on the tensor, and `backward`
+differentiates once per factor vector: a gradient is used while it is in the cache, and freed before
+the next. Hooks refer to receivers, and receivers never to the chunk, so that a graph goes with its
+chunk. If the model ends in a perceptron, `MLPHead` passes vectors back there without a graph.
 
-With g the gradient of one sample and one factor vector by a parameter θ, `VectorAccumulator` has
+Most receivers are accumulators. What leaves them: `SampleParts`, what every sample adds to each
+part, and the diagonal of the parameter's Hessian block, summed over the chunk. `ParameterTotals`
+then adds up the chunks in double precision. With g the gradient of one sample and one factor vector
+by a parameter θ, `VectorAccumulator` has
 
     trace Σ λ ‖g‖²,    diagonal Σ λ g²,    weighted_diagonal Σ λ θ² g²;
 
@@ -16,13 +22,19 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from flatgauge.estimators.linalg import to_float64
+
+if TYPE_CHECKING:
+    from flatgauge.curvature.sweep.conv import FactorRecorder
+    from flatgauge.curvature.sweep.linear import MLPHead
+    from flatgauge.surface.loss_hessian import Factor
 
 #: What a sweep can yield for every parameter.
 PARAMETER_PARTS = ("trace", "diagonal", "weighted_diagonal")
@@ -39,6 +51,12 @@ _SMALL = 1e-6
 
 #: Which units of how many.
 Units = tuple[Tensor, int]
+
+#: Called with a gradient (shaped like the tensor) and the factor vector's weights (n,) or None.
+Receiver = Callable[[Tensor, Tensor | None], None]
+
+#: A tensor of the graph, a factor vector there, and its weights (n,) or None.
+Start = tuple[Tensor, Tensor, Tensor | None]
 
 
 class Workspace:
@@ -82,6 +100,66 @@ class ChunkContext:
             return None
         cancelled = self.cancelled[rows].to(weights)
         return weights.abs() + cancelled.reshape((-1,) + (1,) * (weights.dim() - 1))
+
+
+class SweepChunk:
+    """One chunk of samples, run forward once and differentiated for every factor vector.
+
+    Attributes:
+        recorders: By layer, what records factors for products with its block.
+        head: What passes vectors back through the last layers, if they need no graph.
+        counts: What every sample adds to the denominator of the loss (n,).
+        left_out: Samples that would count, but whose outputs have no loss.
+        factors: The factors of the loss's Hessian that are passed back as they are.
+        random_factors: Random combinations of the others.
+    """
+
+    logits: Tensor
+    counts: Tensor
+    left_out: int
+    factors: Iterator[Factor]
+    random_factors: Iterator[Factor]
+
+    def __init__(self, context: ChunkContext) -> None:
+        self.context = context
+        self.accumulators: dict[str, Accumulator] = {}
+        self.recorders: dict[str, FactorRecorder] = {}
+        self.head: MLPHead | None = None
+        self._leaves: list[Tensor] = []  # Where differentiation stops.
+        self._weights: list[Tensor | None] = [None]  # Of the factor vector on its way.
+
+    def watch(self, tensor: Tensor, receive: Receiver) -> Tensor:
+        """Hand every gradient by a tensor to a receiver; go on with what is returned."""
+        if not tensor.requires_grad:  # Nothing in front of it is watched.
+            tensor = tensor.detach().requires_grad_()
+            self._leaves.append(tensor)
+        weights = self._weights  # Hooks refer to these, not to the chunk.
+        tensor.register_hook(lambda gradient: receive(gradient, weights[0]))
+        return tensor
+
+    def backward(self, factors: Iterable[Factor]) -> None:
+        """Pass factor vectors back through the model."""
+        for start, vector, weights in self._starts(factors):
+            self._weights[0] = None if weights is None else weights.to(start)
+            torch.autograd.grad(start, self._leaves, vector, retain_graph=True, allow_unused=True)
+
+    def take(self) -> dict[str, SampleParts]:
+        """What the factor vectors since the last call have added, by parameter."""
+        return {name: each.take() for name, each in self.accumulators.items()}
+
+    def release(self) -> None:
+        """Free the graph and all sums, though the caller may still hold the chunk."""
+        self._leaves.clear()
+        self.accumulators, self.recorders, self.head = {}, {}, None
+        del self.logits, self.factors, self.random_factors
+
+    def _starts(self, factors: Iterable[Factor]) -> Iterator[Start]:
+        """Where differentiation begins for every factor vector."""
+        if self.head is not None:
+            yield from self.head.backward(factors)
+        elif self.logits.requires_grad:
+            for values, weights in factors:
+                yield self.logits, values.to(self.logits), weights
 
 
 def add_weighted_squares(total: Tensor | None, values: Tensor, weights: Tensor | None) -> Tensor:
@@ -184,6 +262,47 @@ class VectorAccumulator(Accumulator):
     def diagonal(self) -> Tensor:
         """The diagonal over the whole chunk."""
         return self._diagonal.reshape(self._value.shape)
+
+
+@dataclass(frozen=True)
+class Moments:
+    """Mean and spread of numbers that come in pieces, by column, in double precision.
+
+    Every piece is centred by itself, and pieces are joined by the difference of their means: no
+    difference of large sums, and factors of two pass through exactly.
+    """
+
+    count: int
+    mean: Tensor
+    squares: Tensor  # of the differences from the mean, added up
+    low: Tensor
+    high: Tensor
+
+    @classmethod
+    def of_rows(cls, rows: Tensor) -> Moments:
+        """The moments of one piece (rows, columns)."""
+        rows = to_float64(rows)
+        mean = rows.mean(0)
+        return cls(len(rows), mean, (rows - mean).square().sum(0), *rows.aminmax(dim=0))
+
+    def join(self, known: Moments | None) -> Moments:
+        """The moments of all pieces, of which some were known before."""
+        if known is None:
+            return self
+        shift, count = self.mean - known.mean, known.count + self.count
+        return Moments(
+            count,
+            known.mean + shift * (self.count / count),
+            known.squares + self.squares + shift.square() * (known.count * self.count / count),
+            torch.minimum(self.low, known.low),
+            torch.maximum(self.high, known.high),
+        )
+
+    def std(self, rounding: float) -> Tensor:
+        """The standard deviation of every column; its size where it varies by rounding only."""
+        deviation = (self.squares / self.count).sqrt()
+        size = torch.maximum(self.low.abs(), self.high.abs())
+        return deviation.where(deviation > rounding * size, size)
 
 
 class ParameterTotals:

@@ -8,7 +8,7 @@ How it works: with every other parameter fixed, the logits f of a piecewise line
 in each single parameter θ, so that its Hessian block is exactly Σ_n Jᵀ B J over the samples, with
 J = ∂f/∂θ and B the second derivatives of the sample's loss by its logits. The loss writes B as a
 sum Σ_c λ_c u_c u_cᵀ over factor vectors u; each is passed back through the graph once, for all
-parameters together (`chunk`), and what arrives at an op is what its accumulator needs (`ops`,
+parameters together (`accumulate`), and what arrives at an op is what its accumulator needs (`ops`,
 `linear`, `conv`). The plan (`plan`) says for which parameters this is exact; it is checked against
 the model itself on a few samples (`PlanCheck`). Where a sample has too many factors, random
 combinations stand for them, unless `all_factors`; with `of_gradient`, the loss's gradient, one
@@ -17,19 +17,21 @@ vector per sample, is passed back in place of the factors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Generator, Tensor, fx
 from torch.utils import _pytree as pytree
 
-from flatgauge.curvature.sweep.accumulate import ChunkContext, Workspace
-from flatgauge.curvature.sweep.chunk import SweepChunk
+from flatgauge.curvature.sweep.accumulate import ChunkContext, Moments, SweepChunk, Workspace
 from flatgauge.curvature.sweep.plan import SweepPlan, build_plan, place_ops, without_sweep
 from flatgauge.estimators.linalg import agrees, require_generator
 from flatgauge.graph.export import Handler, UnsupportedGraphError
-from flatgauge.graph.ops import source_line
+from flatgauge.graph.layers import Layer
+from flatgauge.graph.ops import call_op, source_line
 from flatgauge.runtime.isolation import isolate
 from flatgauge.surface.batch import Batch, map_tensors
 from flatgauge.surface.loss_hessian import (
@@ -61,6 +63,9 @@ _DENSE = 256
 
 #: How far the graph may differ from the model, relative to the size of what is compared.
 _AGREEMENT = 1e-3
+
+#: An input unit that varies by less than this many units of rounding does not vary.
+_ROUNDING = 32.0
 
 
 class Sweep:
@@ -204,6 +209,68 @@ class Sweep:
         each = [known[kind] for kind in kinds.tolist()]
         return torch.tensor(each, dtype=torch.float64, device=self.surface.device)
 
+    def input_std(self) -> dict[str, Tensor]:
+        """Standard deviations (in,) of every layer's input units; for a constant, its size."""
+        # Samples and positions (pixels, tokens) count equally; samples that the loss leaves out do
+        # not count. Layers whose weight is read more than once have no one input, and are left out;
+        # so are all layers where the model treats the number of samples as a constant.
+        plan, surface = self.plan, self.surface
+        if not plan.graph.symbol:
+            return {}
+        names = frozenset(name for name in plan.layers if plan.times_read(name) == 1)
+
+        def compute() -> dict[str, Tensor]:
+            found: dict[str, Moments] = {}
+            for here in surface.processes.gather("inputs", lambda: self._input_moments(names)):
+                for name, moments in here.items():
+                    found[name] = moments.join(found.get(name))
+            rounding = _ROUNDING * torch.finfo(surface.dtype).eps
+            # What was exchanged between processes is on the CPU.
+            return {name: each.std(rounding).to(surface.device) for name, each in found.items()}
+
+        return surface.cache.get(("input_std", self.loss.name), compute)
+
+    def group_layers(self, names: Sequence[str]) -> tuple[list[list[str]], list[str]]:
+        """Groups of layers whose factors fit the memory budget together, and all other layers."""
+        room = self.surface.budget.factors
+        groups: list[list[str]] = [[]]
+        rest, used = [], 0.0
+        for name in reversed(names):
+            needed = self.factor_bytes(name)
+            too_many = self.plan.outputs_per_sample() > MOST_FACTORS + 1
+            if name not in self.plan.exact or too_many or needed > room:
+                rest.append(name)
+                continue
+            if used + needed > room:
+                groups.append([])
+                used = 0.0
+            groups[-1].append(name)
+            used += needed
+        return [group for group in groups if group], rest
+
+    def factor_bytes(self, name: str) -> int:
+        """Bytes that the factors of a layer take for all samples."""
+        plan, layer = self.plan, self.plan.layers[name]
+        factors = plan.outputs_per_sample()
+        each = factors * plan.numbers(layer.node) + plan.numbers(layer.input)
+        if plan.records_gradients(layer):
+            each = factors * math.prod(layer.shape)
+        return each * self.surface.dtype.itemsize * self.surface.largest_share
+
+    def _input_moments(self, names: frozenset[str]) -> dict[str, Moments]:
+        """Run all data through the graph, with the moments of the layers' inputs."""
+        found: dict[str, Moments] = {}
+        with isolate(self.surface.model, self.surface.device), torch.no_grad():
+            for batch in self.surface.risk.chunks(self.chunk_size):
+                counted = self.counts_of(batch).nonzero()[:, 0].tolist()
+                batch = batch if len(counted) == batch.samples else batch.rows(counted)
+                plan = self.plan_for(batch)
+                layers = [layer for name, layer in plan.layers.items() if name in names]
+                handlers = {each.node: partial(_read_inputs, found, each) for each in layers}
+                state = self.surface.functional_model.state
+                plan.graph.run(state, self.inputs_of(batch), handlers, plan.logits)
+        return found
+
     def _make_plan(self, batch: Batch) -> SweepPlan:
         """Read the graph from a batch, and what can be swept of it."""
         names = self._model.names
@@ -284,6 +351,15 @@ def sweep_of(surface: LossSurface) -> Sweep:
     if isinstance(found, UnsupportedGraphError):
         raise found
     return found
+
+
+def _read_inputs(found: dict[str, Moments], layer: Layer, *arguments: Any, **keywords: Any) -> Any:
+    """Compute a layer's op, and add what goes in to the moments of its input units."""
+    activation = arguments[layer.position]
+    units = -1 if layer.kind == "linear" else 1
+    new = Moments.of_rows(activation.movedim(units, -1).reshape(-1, activation.shape[units]))
+    found[layer.name] = new.join(found.get(layer.name))
+    return call_op(layer.node, *arguments, **keywords)
 
 
 def _split(

@@ -36,14 +36,13 @@ from flatgauge.curvature.sweep.accumulate import (
     add_weighted_squares,
     reciprocal_or_zero,
 )
-from flatgauge.curvature.sweep.ops import bias_of
-from flatgauge.curvature.sweep.sample_gradients import FactorRecorder
 from flatgauge.graph.layers import Layer
 from flatgauge.surface.double_backward import SubmatrixIndex, active_units
 from flatgauge.surface.loss_hessian import Factor
 
 if TYPE_CHECKING:
-    from flatgauge.curvature.sweep.chunk import Start
+    from flatgauge.curvature.sweep.accumulate import Start
+    from flatgauge.curvature.sweep.conv import FactorRecorder
     from flatgauge.graph.export import Handler
 
 #: The parts that need factor vectors at the layer's input.
@@ -356,7 +355,7 @@ class MLPHead:
 
     def _forward(self, layer: HeadLayer, *arguments: Any, **keywords: Any) -> Tensor:
         """Compute one layer."""
-        output = layer.forward(arguments[layer.layer.position], bias_of(layer.layer, arguments))
+        output = layer.forward(arguments[layer.layer.position], layer.layer.bias_of(arguments))
         if layer is self._layers[-1]:
             for each in self._layers:
                 each.begin()

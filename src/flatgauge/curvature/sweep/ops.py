@@ -1,21 +1,29 @@
 """Op handlers: each computes one op of the graph and says which tensors to watch.
 
 What enters: while the graph runs forward, a handler is called in place of its op, with the op's
-arguments. What leaves: the op's output, watched (see `chunk`), so that every factor vector that
-comes back there reaches the accumulators of the op's parameters, with the samples in front.
+arguments. What leaves: the op's output, watched (see `accumulate`), so that every factor vector
+that comes back there reaches the accumulators of the op's parameters, with the samples in front.
 
-    LayerOp       a contraction with its bias: linear, matrix product, convolution of every kind
-    BatchNormOp   scale and shift of a batch-norm with stored statistics, by its normalised input
-    GenericOp     anything else that is linear in its parameters, by a vector-Jacobian product per
-                  sample (`vmap` of `vjp`)
+    LayerOp          a contraction with its bias: linear, matrix product, convolution of every kind
+    BatchNormOp      scale and shift of a batch-norm with stored statistics
+    ConvBatchNormOp  a convolution with such a batch-norm behind it
+    ConvPoolOp       a convolution with max-pooling behind it
+    GenericOp        anything else that is linear in its parameters, by a vector-Jacobian product
+                     per sample (`vmap` of `vjp`)
 
-Further handlers, which stand for two ops at once, are in `conv_fusions` and `linear`.
+The vectors of two ops at once are received behind the second. A batch-norm with stored statistics
+is a scale γ̂ and a shift of every channel, and the scale is as well one of the weights, W̃ = γ̂ W:
+forms of units and relative flatness are the same behind the norm, and gradients take the scale
+along where vectors are copied anyway (G from γ̂ s). Max-pooling passes back zeros to all but the
+largest value of every window: if nothing in front of the layer is watched, vectors s_w behind it
+need not be spread out, and G = Σ_w s_w a_wᵀ, with a_w what the largest value of window w was
+computed from.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -27,14 +35,22 @@ from torch.utils import _pytree as pytree
 from flatgauge.graph.ops import arguments_of, call_op, op_name
 
 if TYPE_CHECKING:
-    from flatgauge.curvature.sweep.accumulate import LayerAccumulator, VectorAccumulator
-    from flatgauge.curvature.sweep.chunk import Receiver, SweepChunk
-    from flatgauge.curvature.sweep.sample_gradients import FactorRecorder
+    from flatgauge.curvature.sweep.accumulate import (
+        LayerAccumulator,
+        Receiver,
+        SweepChunk,
+        VectorAccumulator,
+    )
+    from flatgauge.curvature.sweep.conv import ConvAccumulator, FactorRecorder
+    from flatgauge.curvature.sweep.plan import Chain
     from flatgauge.graph.export import Handler, SampleAxis
     from flatgauge.graph.layers import Layer
 
 #: The names of batch-norm with stored statistics in exported graphs.
 BATCH_NORMS = ("batch_norm", "_native_batch_norm_legit_no_training")
+
+#: How many times more patches there may be, cut out for every channel by itself, than positions.
+_PATCHES = 4
 
 
 class OpHandler(ABC):
@@ -94,7 +110,7 @@ class LayerOp(OpHandler):
         inputs = self.watch_input(chunk, given)
         output = call_op(self.node, *given, **keywords)
         if self.accumulator is not None or self.recorder is not None:
-            outputs = output.detach() - bias_of(self.layer, given)
+            outputs = output.detach() - self.layer.bias_of(given)
             inputs, outputs = self.inputs_first(inputs), self.outputs_first(outputs)
             if self.accumulator is not None:
                 self.accumulator.begin(inputs, outputs)
@@ -124,19 +140,6 @@ class LayerOp(OpHandler):
             self.accumulator.add(vectors, weights)
         if self.recorder is not None:
             self.recorder.add(vectors, weights)
-
-
-def bias_of(layer: Layer, given: Sequence[Any]) -> Tensor | float:
-    """What a layer's op, called with some arguments, adds to the contraction; zero if nothing."""
-    names = list(arguments_of(layer.node))
-    role = "self" if op_name(layer.node) == "addmm" else "bias"
-    place = names.index(role) if role in names else len(given)
-    if place >= len(given) or given[place] is None:
-        return 0.0
-    bias: Tensor = given[place].detach()
-    if layer.kind != "linear":
-        bias = bias.reshape(-1, *(1,) * len(layer.stride))
-    return bias
 
 
 @dataclass(frozen=True)
@@ -241,11 +244,158 @@ class BatchNormOp(OpHandler):
         return self.axis.first(values, self.samples).sum(1)
 
 
+def batch_norm_behind(layer: Layer) -> fx.Node | None:
+    """The batch-norm with stored statistics that alone reads a convolution without bias."""
+    if layer.kind != "convolution" or len(layer.node.users) != 1:
+        return None
+    (node,) = layer.node.users
+    if op_name(node) not in BATCH_NORMS or arguments_of(layer.node)["bias"] is not None:
+        return None
+    given = arguments_of(node)
+    stored = given["running_mean"] is not None and given["running_var"] is not None
+    alone = given["input"] is layer.node and not given.get("training")
+    return node if stored and alone else None
+
+
+class ConvBatchNormOp(LayerOp):
+    """A convolution with a batch-norm behind it, whose handler has accumulators of its own."""
+
+    def __init__(
+        self,
+        samples: int,
+        layer: Layer,
+        axes: tuple[SampleAxis, SampleAxis],
+        accumulator: ConvAccumulator | None,
+        recorder: FactorRecorder | None,
+        norm: BatchNormOp,
+    ) -> None:
+        super().__init__(samples, layer, axes, accumulator, recorder)
+        self._norm, self._accumulator = norm, accumulator
+        self._called: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
+
+    def handlers(self, chunk: SweepChunk) -> dict[fx.Node, Handler]:
+        """Compute the convolution and the norm."""
+        return super().handlers(chunk) | {self._norm.node: partial(self._normalise, chunk)}
+
+    def compute(self, chunk: SweepChunk, *arguments: Any, **keywords: Any) -> Tensor:
+        """Wait for the norm, which alone reads the output."""
+        self._called = arguments, keywords
+        activation: Tensor = arguments[self.layer.position]
+        return activation
+
+    def _normalise(self, chunk: SweepChunk, *arguments: Any, **keywords: Any) -> Any:
+        """Compute both."""
+        norm, (called, named) = self._norm.read(*arguments, **keywords), self._called
+        self._called = (), {}
+        if self._norm.weight is not None and norm.vanishes:
+            # What goes into the norm cannot be computed from what comes out.
+            output = super().compute(chunk, *called, **named)
+            return self._norm.compute(chunk, output, *arguments[1:], **keywords)
+        given, scale = list(called), norm.scale
+        place = list(arguments_of(self.node)).index("weight")
+        given[place] = given[place] * scale.view(-1, *(1,) * (given[place].dim() - 1))
+        inputs = self.watch_input(chunk, given)
+        values = call_op(self.node, *given, **named)
+        inputs, outputs = self.inputs_first(inputs), self.outputs_first(values)
+        if self._accumulator is not None:
+            self._accumulator.begin(inputs, outputs, scale=scale)
+        if self.recorder is not None:
+            self.recorder.begin(inputs, outputs)
+        if self._norm.weight is not None:
+            assert norm.weight is not None  # It is requested.
+            normalised = values.detach() / norm.as_image(norm.weight)
+            normalised -= norm.as_image(norm.mean * norm.inverse_std)
+            self._norm.begin(normalised)
+
+        def receive(vectors: Tensor, weights: Tensor | None) -> None:
+            self._norm.receive(vectors, weights)
+            if self.recorder is not None:
+                self.recorder.add(self.outputs_first(vectors * norm.as_image(scale)), weights)
+            if self._accumulator is not None:
+                self._accumulator.add(self.outputs_first(vectors), weights)
+
+        output = chunk.watch(values + norm.as_image(norm.shift), receive)
+        return self._norm.as_returned(output)
+
+
+def pooling_behind(layer: Layer) -> fx.Node | None:
+    """The max-pooling that alone reads what a layer puts out, also behind a ReLU."""
+    if layer.kind != "convolution" or len(layer.stride) != 2 or layer.groups != 1:
+        return None
+    node = layer.node
+    for _ in range(2):
+        if len(node.users) != 1:
+            return None
+        (node,) = node.users
+        if op_name(node) == "max_pool2d":
+            return node
+        if op_name(node) != "relu":
+            return None
+    return None
+
+
+def is_cheaper_behind_pooling(
+    accumulator: ConvAccumulator, channels: int, positions_per_window: float
+) -> bool:
+    """Whether vectors are better received behind the pooling."""
+    if accumulator.needs_input_vectors:
+        return False
+    return not accumulator.may_need_gradients or channels <= _PATCHES * positions_per_window
+
+
+class ConvPoolOp(LayerOp):
+    """A convolution with max-pooling behind it, if nothing in front of it is watched."""
+
+    def __init__(
+        self,
+        samples: int,
+        layer: Layer,
+        axes: tuple[SampleAxis, SampleAxis],
+        accumulator: ConvAccumulator,
+        bias: VectorAccumulator | None,
+        pool: fx.Node,
+    ) -> None:
+        super().__init__(samples, layer, axes, accumulator, None, bias)
+        self._accumulator, self._pool = accumulator, pool
+        self._has_relu = self.node not in pool.all_input_nodes
+        self._called: tuple[Tensor, Tensor] | None = None
+
+    def handlers(self, chunk: SweepChunk) -> dict[fx.Node, Handler]:
+        """Compute the convolution and the pooling."""
+        return super().handlers(chunk) | {self._pool: partial(self._max_pool, chunk)}
+
+    def compute(self, chunk: SweepChunk, *arguments: Any, **keywords: Any) -> Tensor:
+        """Compute the convolution."""
+        inputs = arguments[self.layer.position]
+        if inputs.requires_grad or len(inputs) != self.samples:
+            return super().compute(chunk, *arguments, **keywords)
+        output: Tensor = call_op(self.node, *arguments, **keywords)
+        self._called = inputs[:, None], (output - self.layer.bias_of(arguments))[:, None]
+        return output
+
+    def _max_pool(self, chunk: SweepChunk, *arguments: Any, **keywords: Any) -> Tensor:
+        """Compute the pooling; vectors are received behind it."""
+        if self._called is None:
+            pooled: Tensor = call_op(self._pool, *arguments, **keywords)
+            return pooled
+        largest, places = torch.ops.aten.max_pool2d_with_indices(*arguments, **keywords)
+        inputs, outputs = self._called
+        self._accumulator.begin(inputs, outputs, winners=places.flatten(2))
+        self._called = None
+
+        def receive(vectors: Tensor, weights: Tensor | None) -> None:
+            if self._has_relu:
+                vectors = torch.ops.aten.threshold_backward(vectors, largest, 0)
+            self.receive(vectors.flatten(2)[:, None], weights)
+
+        return chunk.watch(largest.detach(), receive)
+
+
 class GenericOp(OpHandler):
     """Any op that is linear in its parameters: their gradients by single samples by `vjp`.
 
-    `parameters` are node, value and accumulator of every requested one; `axes` say where in the
-    op's other inputs the samples lie.
+    `parameters` are every requested one's chain of ops, value and accumulator; `axes` say where in
+    the op's other inputs the samples lie.
     """
 
     def __init__(
@@ -253,15 +403,12 @@ class GenericOp(OpHandler):
         samples: int,
         node: fx.Node,
         axis: SampleAxis,
-        parameters: Sequence[tuple[fx.Node, Tensor, VectorAccumulator]],
+        parameters: Sequence[tuple[Chain, Tensor, VectorAccumulator]],
         axes: Mapping[fx.Node, SampleAxis],
     ) -> None:
         super().__init__(samples, node, axis)
         self._axes = axes
-        self._parameters = [
-            (chain_from(source), value.detach(), accumulator)
-            for source, value, accumulator in parameters
-        ]
+        self._parameters = [(chain, value.detach(), each) for chain, value, each in parameters]
 
     def compute(self, chunk: SweepChunk, *arguments: Any, **keywords: Any) -> Tensor:
         """Compute the op, keeping what it was computed from."""
@@ -298,42 +445,3 @@ class GenericOp(OpHandler):
                 accumulator.add(slopes.reshape(len(vectors), -1), weights)
 
         return self.watch_output(chunk, call_op(self.node, *arguments, **keywords), receive)
-
-
-class Chain(list[Callable[[Tensor], Tensor]]):
-    """The ops between a parameter and the op that combines it with samples.
-
-    Attributes:
-        end: The last of these ops, or the parameter itself.
-        reader: The op that combines it with samples.
-    """
-
-    end: fx.Node
-    reader: fx.Node
-
-
-def chain_from(parameter: fx.Node) -> Chain:
-    """Follow a parameter up to the first op with another tensor in it."""
-    chain = Chain()
-    node = parameter
-    while True:
-        (reader,) = node.users
-        if len(reader.all_input_nodes) > 1 or len(reader.users) != 1:
-            break
-        chain.append(as_function(reader, node))
-        node = reader
-    chain.end, chain.reader = node, reader
-    return chain
-
-
-def as_function(op: fx.Node, source: fx.Node) -> Callable[[Tensor], Tensor]:
-    """An op that reads one node, as a function of that node's value."""
-
-    def function(tensor: Tensor) -> Tensor:
-        arguments, keywords = pytree.tree_map(
-            lambda leaf: tensor if leaf is source else leaf, (op.args, dict(op.kwargs))
-        )
-        output: Tensor = call_op(op, *arguments, **keywords)
-        return output
-
-    return function

@@ -9,26 +9,24 @@ the ops that read requested parameters, with an accumulator for each.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from torch import Tensor, fx
+from torch.utils import _pytree as pytree
 
 from flatgauge.curvature.sweep.accumulate import (
     PARAMETER_PARTS,
     LayerAccumulator,
+    SweepChunk,
     VectorAccumulator,
 )
-from flatgauge.curvature.sweep.chunk import SweepChunk
-from flatgauge.curvature.sweep.conv import ConvAccumulator
-from flatgauge.curvature.sweep.conv_fusions import (
-    ConvBatchNormOp,
-    ConvPoolOp,
-    batch_norm_behind,
-    is_cheaper_behind_pooling,
-    pooling_behind,
+from flatgauge.curvature.sweep.conv import (
+    ConvAccumulator,
+    FactorRecorder,
+    vectors_per_product,
 )
 from flatgauge.curvature.sweep.linear import (
     VECTORS_TOGETHER,
@@ -39,17 +37,18 @@ from flatgauge.curvature.sweep.linear import (
 from flatgauge.curvature.sweep.ops import (
     BATCH_NORMS,
     BatchNormOp,
-    Chain,
+    ConvBatchNormOp,
+    ConvPoolOp,
     GenericOp,
     LayerOp,
     OpHandler,
-    as_function,
-    chain_from,
+    batch_norm_behind,
+    is_cheaper_behind_pooling,
+    pooling_behind,
 )
-from flatgauge.curvature.sweep.sample_gradients import FactorRecorder, vectors_per_product
 from flatgauge.graph.export import Handler, ModelGraph, SampleAxis
 from flatgauge.graph.layers import Layer, find_layers
-from flatgauge.graph.ops import arguments_of, op_name, parameter_degrees, shape_of
+from flatgauge.graph.ops import arguments_of, call_op, op_name, parameter_degrees, shape_of
 
 #: Last operations that belong to the loss rather than to the model: curved, without parameters.
 _HEADS = ("log_softmax", "softmax", "sigmoid", "log_sigmoid", "tanh", "exp", "log", "softplus")
@@ -179,6 +178,12 @@ class SweepPlan:
     def many_positions(self, layer: Layer) -> bool:
         """Whether a layer is applied more than once to every sample."""
         return layer.kind != "linear" or self.numbers(layer.node) > layer.shape[layer.out_axis]
+
+    def records_gradients(self, layer: Layer) -> bool:
+        """Whether gradients by a layer's weight take no more memory than vectors at its output."""
+        units = layer.shape[layer.out_axis] * (layer.groups if layer.kind == "transposed" else 1)
+        outputs = self.numbers(layer.node)
+        return outputs > units and math.prod(layer.shape) <= 2 * outputs
 
 
 def build_plan(graph: ModelGraph, output: fx.Node, trainable: tuple[str, ...]) -> SweepPlan:
@@ -373,7 +378,8 @@ class _Placement:
         for name in sites:
             accumulator = self._accumulate_vector(name)
             if accumulator is not None:
-                parameters.append((graph.parameters[name], self.values[name], accumulator))
+                chain = chain_from(graph.parameters[name])
+                parameters.append((chain, self.values[name], accumulator))
         return GenericOp(samples, node, self.plan.axis(node), parameters, axes)
 
     def _make_layer_op(self, layer: Layer, sites: Mapping[str, Site]) -> OpHandler:
@@ -417,7 +423,9 @@ class _Placement:
                 accumulator = LinearAccumulator(chunk.context, layer, weight)
             chunk.accumulators[layer.name] = accumulator
         if self.record:
-            chunk.recorders[layer.name] = FactorRecorder(chunk.context, layer, weight)
+            gradients = self.plan.records_gradients(layer)
+            recorder = FactorRecorder(chunk.context, layer, weight, gradients=gradients)
+            chunk.recorders[layer.name] = recorder
         return accumulator, chunk.recorders.get(layer.name)
 
     def _accumulate_vector(self, name: str | None) -> VectorAccumulator | None:
@@ -427,3 +435,42 @@ class _Placement:
         found = VectorAccumulator(self.chunk.context, self.values[name])
         self.chunk.accumulators[name] = found
         return found
+
+
+class Chain(list[Callable[[Tensor], Tensor]]):
+    """The ops between a parameter and the op that combines it with samples.
+
+    Attributes:
+        end: The last of these ops, or the parameter itself.
+        reader: The op that combines it with samples.
+    """
+
+    end: fx.Node
+    reader: fx.Node
+
+
+def chain_from(parameter: fx.Node) -> Chain:
+    """Follow a parameter up to the first op with another tensor in it."""
+    chain = Chain()
+    node = parameter
+    while True:
+        (reader,) = node.users
+        if len(reader.all_input_nodes) > 1 or len(reader.users) != 1:
+            break
+        chain.append(as_function(reader, node))
+        node = reader
+    chain.end, chain.reader = node, reader
+    return chain
+
+
+def as_function(op: fx.Node, source: fx.Node) -> Callable[[Tensor], Tensor]:
+    """An op that reads one node, as a function of that node's value."""
+
+    def function(tensor: Tensor) -> Tensor:
+        arguments, keywords = pytree.tree_map(
+            lambda leaf: tensor if leaf is source else leaf, (op.args, dict(op.kwargs))
+        )
+        output: Tensor = call_op(op, *arguments, **keywords)
+        return output
+
+    return function

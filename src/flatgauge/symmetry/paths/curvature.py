@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Generator, Tensor, fx
 
-from flatgauge.curvature.blocks import block_curvature
+from flatgauge.curvature.block_diagonal import block_curvature
 from flatgauge.curvature.sweep.backprop import MOST_FACTORS, Sweep, sweep_of
 from flatgauge.curvature.sweep.plan import SweepPlan
 from flatgauge.estimators.linalg import to_float64

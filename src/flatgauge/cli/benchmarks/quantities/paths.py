@@ -15,7 +15,7 @@ import torch
 from flatgauge.cli.benchmarks.comparison import Entry, TimedComparison
 from flatgauge.cli.benchmarks.rounds import Action
 from flatgauge.cli.benchmarks.row import OWN, TimingRow
-from flatgauge.curvature.blocks import block_curvature
+from flatgauge.curvature.block_diagonal import block_curvature
 from flatgauge.measures.grid import psi_trace
 from flatgauge.surface.surface import LossSurface
 from flatgauge.symmetry.find import surface_gauge

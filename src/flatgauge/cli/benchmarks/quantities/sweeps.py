@@ -17,7 +17,8 @@ from flatgauge.cli.benchmarks.rounds import Action
 from flatgauge.cli.benchmarks.row import OWN, TimingRow
 from flatgauge.cli.benchmarks.targets import DIAGONAL_ALONE
 from flatgauge.cli.benchmarks.tool import Tool
-from flatgauge.curvature.blocks import Blocks, block_curvature
+from flatgauge.curvature.block_diagonal import block_curvature
+from flatgauge.curvature.blocks import Blocks
 
 SWEEP = "all parts"
 
