@@ -214,7 +214,7 @@ def test_flipped_signs_are_counted_in_single_precision():
     assert kept["nodewise"].outputs == 0.0
     assert kept["nodewise"].signs == 2 * 200 * 8
     assert 0 < kept["nodewise"].flipped < kept["nodewise"].signs
-    assert f"{kept['nodewise'].flipped:,} of 3,200 ReLU signs flipped" in repr(certificate)
+    assert f"{kept['nodewise'].flipped:,} of 3,200" in repr(certificate)
     assert kept["permutation"].signs == 0
 
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from torch import nn
 
 import flatgauge as fg
@@ -19,8 +20,8 @@ from flatgauge.curvature.block_diagonal import block_curvature
 from flatgauge.curvature.blocks import aggregate_layers
 from flatgauge.estimators.estimate import Estimate
 from flatgauge.measures.normalized_sharpness import root_of_trace
-from flatgauge.report.comparison_table import rich_print
-from flatgauge.report.difference_table import difference_cells
+from flatgauge.report.tables import print_tables
+from flatgauge.report.views.comparison import difference_table
 
 NAMES = ("kappa_trace_sum", "matrix_normalized_sharpness")
 OPTIONS = {"kappa_trace_sum": {}, "matrix_normalized_sharpness": {"surrogate": None}}
@@ -238,13 +239,14 @@ def test_differences_survive_being_written_and_are_told(compared, tmp_path):
     assert contents["differences"][0]["difference"] == compared.differences()["difference"][0]
     text = repr(compared).splitlines()
     head = next(line for line in text if "95 % interval" in line)
-    assert text.index(head) < text.index(next(line for line in text if "(1) is flattest" in line))
+    assert text.index(head) > text.index(next(line for line in text if "(1) is flattest" in line))
+    assert text[-1] == compared.verdict
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])
 def test_the_table_fits_terminals_of_every_width(compared, capsys, monkeypatch, width):
     monkeypatch.setenv("COLUMNS", str(width))
-    rich_print(compared)
+    print_tables(compared.tables(), Console())
     lines = capsys.readouterr().out.splitlines()
     assert all(len(line) <= width for line in lines)
     assert sum("a − b" in line for line in lines) == 2  # The two measures that are paired.
@@ -258,9 +260,10 @@ def test_of_many_models_the_table_shows_those_to_the_flattest(compared):
         for name, value in (("x", 3.0), ("y", 1.0), ("z", 2.0))
     }
     comparison = Comparison(reports)
-    cells = difference_cells(comparison.difference_rows(), comparison.measures)
-    assert [row[1] for row in cells[1:]] == ["x − y", "y − z"]
-    assert [row[5] for row in cells[1:]] == ["y is flatter", "y is flatter"]
+    rows = difference_table(comparison).rows
+    assert [row[1].text for row in rows] == ["x − y", "y − z"]
+    assert [row[6].text for row in rows] == ["y is flatter", "y is flatter"]
+    assert len(difference_table(comparison, every=True).rows) == 3
 
 
 def test_other_samples_are_not_paired(compared):

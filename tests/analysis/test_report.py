@@ -8,11 +8,13 @@ import math
 import pytest
 import torch
 from cases import build
+from rich.console import Console
 
 import flatgauge as fg
 from flatgauge.analysis.measurement import Report
 from flatgauge.estimators.estimate import Estimate
 from flatgauge.measures import registry
+from flatgauge.report.tables import print_tables
 from flatgauge.surface.examples import bowl, two_weights
 
 
@@ -119,9 +121,8 @@ def test_a_bar_can_be_asked_for(capsys):
 
 
 def test_text_in_brackets_survives_the_terminal(report, capsys):
-    from flatgauge.analysis.text_table import rich_print
-
-    rich_print(report.facts, {"odd": Estimate(1.0, notes=("see [link] and [/x]",))})
+    odd = Report({"odd": Estimate(1.0, notes=("see [link] and [/x]",))}, report.facts)
+    print_tables(odd.tables(), Console())
     assert "see [link] and [/x]" in capsys.readouterr().out
 
 

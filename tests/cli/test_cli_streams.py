@@ -17,7 +17,7 @@ from flatgauge.analysis.formatting import one_line, printable
 from flatgauge.analysis.progress import bar
 from flatgauge.cli import main
 from flatgauge.cli.model_words import names_of
-from flatgauge.report.terminal import print_lines, print_table
+from flatgauge.report.tables import Cell, Column, Table, print_tables
 from flatgauge.surface.examples import bowl
 
 RED = "\x1b[31m"
@@ -133,8 +133,9 @@ def test_names_are_shown_and_not_acted_on(capsys):
     ]
     for width in (80, 8):
         console = Console(width=width, color_system=None)
-        print_lines(console, [f"{RED}[red]"])
-        print_table(console, [("model", "value"), (f"{RED}[/]", f"1{RED}[red]")])
+        rows = ((Cell(f"{RED}[/]"), Cell(f"1{RED}[red]")),)
+        table = Table(f"{RED}[red]", (Column("model"), Column("value")), rows)
+        print_tables([table], console)
     out = capsys.readouterr().out
     assert "\x1b" not in out
     assert "[red]" in out

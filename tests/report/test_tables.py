@@ -81,6 +81,11 @@ def test_what_fits_nowhere_is_printed_in_blocks():
     assert all(len(line) <= 15 for line in text.splitlines())
 
 
+def test_where_no_two_columns_fit_they_stand_below_each_other():
+    lines = WIDE.to_text(10).splitlines()
+    assert lines[lines.index("small") :][:3] == ["small", "  rho_sum", "1.96"]
+
+
 def test_notes_wrap_at_words():
     text = Table("", notes=("a note of several words",)).to_text(12)
     assert text.splitlines() == ["a note of", "several", "words"]

@@ -13,18 +13,16 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from flatgauge.analysis.files import json_text, to_plain
-from flatgauge.analysis.formatting import printable
 from flatgauge.analysis.measurement import run_measures
 from flatgauge.analysis.progress import Progress, show_progress
 from flatgauge.analysis.request import Request, resolve_measures
+from flatgauge.analysis.result import Result
 from flatgauge.estimators.estimate import Estimate
 from flatgauge.estimators.linalg import FLOAT32_RTOL, FLOAT64_RTOL, check_seed
 from flatgauge.measures.registry import GROUPS, registry
@@ -40,6 +38,8 @@ from flatgauge.symmetry.transforms import (
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from flatgauge.report.tables import Table
 
 #: Samples on which outputs and signs are compared.
 _SAMPLES = 256
@@ -491,7 +491,7 @@ class GroupCheck:
 
 
 @dataclass(frozen=True, repr=False)
-class Certificate:
+class Certificate(Result):
     """What moved and what did not, measure by measure and group by group.
 
     Attributes:
@@ -506,6 +506,8 @@ class Certificate:
         seed: Of the moves and the measures.
         notes: What the reader must know.
     """
+
+    kind = "certificate"
 
     rows: tuple[CertificateRow, ...]
     kept: tuple[GroupCheck, ...]
@@ -538,27 +540,52 @@ class Certificate:
 
         return pd.DataFrame([asdict(row) for row in self.rows])
 
+    @property
+    def verdict(self) -> str:
+        """Whether all claims hold, and which do not, in a sentence."""
+        tried = [row for row in self.rows if row.claimed and row.verdict in ("holds", "FAILS")]
+        broken = [kept.group for kept in self.kept if not kept.held]
+        parts = [f"outputs changed under {', '.join(broken)}"] if broken else []
+        if failures := self.failures:
+            names = ", ".join(f"{row.measure} under {row.group}" for row in failures)
+            parts.append(f"{len(failures)} of {len(tried)} claims do not hold: {names}")
+        if parts:
+            return "; ".join(parts)
+        return f"all {len(tried)} claims hold" if tried else "there was no claim to be tried"
+
+    def worst_case(self, measure: str) -> float | None:
+        """The value furthest from zero that a measure reached without a change of any output.
+
+        Args:
+            measure: Its name.
+
+        Returns:
+            The value; None where it did not move.
+        """
+        moved = [
+            row.after
+            for row in self.rows
+            if row.measure == measure
+            and row.verdict in ("moves", "FAILS")
+            and row.after is not None
+            and TRANSFORM_GROUPS[row.group].preserves_outputs
+        ]
+        return max(moved, key=abs, default=None)
+
     def to_dict(self) -> dict[str, Any]:
         """Everything as plain numbers, strings, lists and dicts.
 
         Returns:
             The contents, with `passed`. Numbers that JSON cannot hold are "inf" and "nan".
         """
-        contents: dict[str, Any] = to_plain({"passed": self.passed} | asdict(self))
-        return contents
+        return self.plain_contents({"passed": self.passed} | asdict(self))
 
-    def to_json(self, path: str | Path | None = None) -> str:
-        """The certificate as JSON.
-
-        Args:
-            path: Where to write it; None to return it only.
+    def tables(self) -> list[Table]:
+        """What transforms did to the function and to the measures, and the verdict.
 
         Returns:
-            The text.
+            The tables.
         """
-        return json_text(self.to_dict(), path)
+        from flatgauge.report.views.certificate import certificate_tables
 
-    def __repr__(self) -> str:
-        from flatgauge.report.certificate_table import certificate_text
-
-        return printable(certificate_text(self))
+        return certificate_tables(self)

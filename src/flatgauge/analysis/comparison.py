@@ -14,8 +14,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flatgauge.analysis.files import from_plain, json_text, read_json, to_plain
-from flatgauge.analysis.formatting import kind, printable
+from flatgauge.analysis.files import from_plain, read_json
+from flatgauge.analysis.formatting import kind
 from flatgauge.analysis.measurement import Report, successive_reports
 from flatgauge.analysis.progress import Progress, show_progress
 from flatgauge.analysis.ranking import (
@@ -26,10 +26,12 @@ from flatgauge.analysis.ranking import (
     SamplingErrors,
     by_model,
     errors_from_rows,
+    invariance_class,
     rank_models,
     sampling_errors,
 )
 from flatgauge.analysis.request import Request, result_callback, validate_request
+from flatgauge.analysis.result import UNFINISHED, Result
 from flatgauge.measures.registry import GROUPS
 from flatgauge.surface.batch import tensors
 from flatgauge.surface.model_graph import share_graphs
@@ -38,6 +40,8 @@ from flatgauge.surface.surface import LossSurface, shared_processes
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
+
+    from flatgauge.report.tables import Table
 
 #: What a measure must not see for its ranks to mean anything between networks.
 RESCALING = "nodewise"
@@ -193,7 +197,7 @@ def _shape_remarks(surfaces: Mapping[str, LossSurface]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, repr=False)
-class Comparison(Mapping[str, Report]):
+class Comparison(Mapping[str, Report], Result):
     """Reports by the name of their model, ranked measure by measure.
 
     It can be made of reports that were measured apart, too:
@@ -207,6 +211,8 @@ class Comparison(Mapping[str, Report]):
             None reads it from the contributions of single samples, as far as the reports hold
             them.
     """
+
+    kind = "comparison"
 
     reports: Mapping[str, Report]
     remarks: tuple[str, ...] = ()
@@ -223,11 +229,6 @@ class Comparison(Mapping[str, Report]):
 
     def __len__(self) -> int:
         return len(self.reports)
-
-    def __repr__(self) -> str:
-        from flatgauge.report.comparison_table import comparison_text
-
-        return printable(comparison_text(self))
 
     @cached_property
     def sampling_errors(self) -> SamplingErrors:
@@ -349,8 +350,12 @@ class Comparison(Mapping[str, Report]):
         claims = self.table[measure].claims if measure in self.table else ()
         return tuple(group for group in GROUPS if group in claims)
 
-    def agreement(self) -> Agreement:
+    def agreement(self, invariance: str = "units") -> Agreement:
         """Whether the measures of flatness that no rescaling of units can move agree.
+
+        Args:
+            invariance: Which measures count: "units", "layers" for those that only rescaling
+                within layers moves, or "nothing" for the classical ones.
 
         Returns:
             Counts, and Kendall's W for four and more models. Measures of capacity
@@ -360,7 +365,9 @@ class Comparison(Mapping[str, Report]):
         counted = {
             measure: ranking.known_ranks
             for measure, ranking in self.table.items()
-            if RESCALING in ranking.claims and ranking.votes and None not in ranking.ranks.values()
+            if invariance_class(ranking.claims) == invariance
+            and ranking.votes
+            and None not in ranking.ranks.values()
         }
         return Agreement(counted, tuple(self))
 
@@ -395,7 +402,7 @@ class Comparison(Mapping[str, Report]):
         Returns:
             The models' reports, ranks, claims, agreement, differences and notes.
         """
-        contents: dict[str, Any] = to_plain(
+        return self.plain_contents(
             {
                 "complete": self.complete,
                 "verdict": self.verdict,
@@ -409,18 +416,16 @@ class Comparison(Mapping[str, Report]):
                 "models": {model: report.to_dict() for model, report in self.items()},
             }
         )
-        return contents
 
-    def to_json(self, path: str | Path | None = None) -> str:
-        """The comparison as JSON.
-
-        Args:
-            path: Where to write it; None to return it only.
+    def tables(self) -> list[Table]:
+        """The models, their ranks by every measure, paired differences, and the verdict.
 
         Returns:
-            The text.
+            The tables.
         """
-        return json_text(self.to_dict(), path)
+        from flatgauge.report.views.comparison import comparison_tables
+
+        return comparison_tables(self)
 
     @classmethod
     def from_dict(cls, contents: Mapping[str, Any]) -> Comparison:
@@ -436,6 +441,7 @@ class Comparison(Mapping[str, Report]):
             ValueError: If it is not a comparison.
         """
         models = contents.get("models")
+        cls.check_schema(contents)
         if not isinstance(models, dict):
             raise ValueError(
                 "this is no comparison: it has no `models`; give what `Comparison.to_json` or "
@@ -478,8 +484,6 @@ class Comparison(Mapping[str, Report]):
 
     def page_remarks(self) -> tuple[str, ...]:
         """What a page says about the comparison as a whole."""
-        from flatgauge.analysis.result import UNFINISHED
-
         notes = (f"Warning: {text}" if text in self.warnings else text for text in self.notes)
         return (self.verdict, *notes, *(() if self.complete else (UNFINISHED,)))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -129,13 +129,13 @@ def kind(estimate: Estimate) -> str:
     return "estimated" if estimate.stderr > 0 else "computed"
 
 
-def joined_notes(estimates: Mapping[str, Estimate]) -> list[str]:
-    """The notes of all estimates, each once with the measures that it holds for."""
-    holders: dict[str, list[str]] = {}
-    for name, item in estimates.items():
-        for note in item.notes:
-            holders.setdefault(note, []).append(name)
-    return [f"{', '.join(names)}: {note}" for note, names in holders.items()]
+def align_columns(cells: Sequence[tuple[str, ...]]) -> list[str]:
+    """Rows as lines in which the columns of a table stand under each other."""
+    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in cells
+    ]
 
 
 @dataclass(frozen=True)

@@ -25,13 +25,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from flatgauge.analysis.files import from_plain, json_text, read_json, to_plain
-from flatgauge.analysis.formatting import duration, kind, printable
+from flatgauge.analysis.files import from_plain, read_json
+from flatgauge.analysis.formatting import duration, kind
 from flatgauge.analysis.memory import memory_estimate
 from flatgauge.analysis.progress import Progress, show_progress
 from flatgauge.analysis.request import Request, result_callback, validate_request
-from flatgauge.analysis.result import UNFINISHED
-from flatgauge.analysis.text_table import header, plain_table
+from flatgauge.analysis.result import UNFINISHED, Result
 from flatgauge.curvature.blocks import Blocks
 from flatgauge.estimators.estimate import Estimate
 from flatgauge.estimators.linalg import child_generator, vector_norm
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
 
     from flatgauge.analysis.certificate import Certificate
     from flatgauge.report.rendering import Drawable
+    from flatgauge.report.tables import Table
     from flatgauge.symmetry import GaugeGroup
 
 T = TypeVar("T")
@@ -333,6 +333,16 @@ class RunInfo:
     seconds: float | None = None
     data_digest: str = ""
 
+    def __str__(self) -> str:
+        lines = [
+            f"{self.model}: {self.parameters:,} parameters, {self.samples:,} samples, "
+            f"{self.dtype} on {self.device}",
+            f"loss ({self.loss_name}) {self.loss:.6g}, ‖gradient‖ {self.gradient_norm:.3g}",
+        ]
+        if self.sweep:
+            lines.append(f"sweeps that measures of blocks share: {self.sweep}")
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
 
 def run_info(
     surface: LossSurface, *, seed: int, sweep: str | None = None, seconds: float | None = None
@@ -370,7 +380,7 @@ def run_info(
 
 
 @dataclass(frozen=True, repr=False)
-class Report(Mapping[str, Estimate]):
+class Report(Mapping[str, Estimate], Result):
     """Estimates by the name of their measure, and the facts of the run.
 
     Attributes:
@@ -378,6 +388,8 @@ class Report(Mapping[str, Estimate]):
         facts: What was measured, and how.
         complete: Whether all that was asked for is there; not if the run was interrupted.
     """
+
+    kind = "report"
 
     estimates: Mapping[str, Estimate]
     facts: RunInfo
@@ -395,10 +407,6 @@ class Report(Mapping[str, Estimate]):
 
     def __len__(self) -> int:
         return len(self.estimates)
-
-    def __repr__(self) -> str:
-        text = printable(f"{header(self.facts)}\n\n{plain_table(self.estimates)}")
-        return text if self.complete else f"{text}\n{UNFINISHED}"
 
     def to_frame(self) -> pd.DataFrame:
         """The estimates as a table, one row per measure.
@@ -425,28 +433,26 @@ class Report(Mapping[str, Estimate]):
             Facts and estimates, but for the contributions of single samples. Numbers that JSON
             cannot hold are written as "inf", "nan".
         """
-        contents = {
-            "complete": self.complete,
-            "facts": asdict(self.facts),
-            "measures": {
-                name: {key: value for key, value in vars(estimate).items() if key != "samples"}
-                for name, estimate in self.items()
-            },
-        }
-        found = to_plain(contents)
-        assert isinstance(found, dict)
-        return found
+        return self.plain_contents(
+            {
+                "complete": self.complete,
+                "facts": asdict(self.facts),
+                "measures": {
+                    name: {key: value for key, value in vars(estimate).items() if key != "samples"}
+                    for name, estimate in self.items()
+                },
+            }
+        )
 
-    def to_json(self, path: str | Path | None = None) -> str:
-        """The report as JSON.
-
-        Args:
-            path: Where to write it; None to return it only.
+    def tables(self) -> list[Table]:
+        """Every number with its errors and cost, under the facts of the run.
 
         Returns:
-            The text.
+            One table.
         """
-        return json_text(self.to_dict(), path)
+        from flatgauge.report.views.report import report_tables
+
+        return report_tables(self)
 
     @classmethod
     def from_dict(cls, contents: Mapping[str, Any]) -> Report:
@@ -461,6 +467,7 @@ class Report(Mapping[str, Estimate]):
         Raises:
             ValueError: If it is not a report.
         """
+        cls.check_schema(contents)
         measures, facts = contents.get("measures"), contents.get("facts")
         if not isinstance(measures, dict) or not isinstance(facts, dict):
             held = ", ".join(f"`{key}`" for key in contents) or "nothing"

@@ -493,8 +493,11 @@ class Agreement:
             "kendall_w": self.kendall_w,
         }
 
-    def verdict(self) -> str:
+    def verdict(self, subject: str = "invariant measures") -> str:
         """What the counts say, in a sentence.
+
+        Args:
+            subject: What the measures are called.
 
         Returns:
             The sentence; with few models it counts, with four or more it also says how well the
@@ -506,7 +509,7 @@ class Agreement:
                 "no verdict: no measure of flatness that is invariant to rescaling was taken of "
                 "all models; the other ranks depend on how the networks are scaled"
             )
-        measures = "invariant measures" if total > 1 else "invariant measure"
+        measures = subject if total > 1 else subject.replace("measures", "measure")
         counts = sorted(self.flattest.items(), key=lambda item: -item[1])
         (first, most), *rest = counts
         text = f"{most} of {total} {measures} rank{'' if total > 1 else 's'} {first} flattest"

@@ -30,8 +30,7 @@ from flatgauge.cli.options import (
     Weights,
     examples,
 )
-from flatgauge.cli.output import opened, print_json, styled, watched, with_command
-from flatgauge.cli.streams import show
+from flatgauge.cli.output import opened, print_result, watched
 
 
 @app.command(
@@ -97,12 +96,5 @@ def certify(
             seed=seed,
             progress=watched(),
         )
-    if json:
-        print_json(with_command(certificate, notes))
-    elif styled():
-        from flatgauge.report.certificate_table import rich_print
-
-        rich_print(certificate)
-    else:
-        show(repr(certificate))
+    print_result(certificate, json, notes)
     end(0 if certificate.passed else 1)

@@ -15,8 +15,7 @@ from flatgauge.cli.streams import show, tell, writes_unicode
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from flatgauge.analysis.comparison import Comparison
-    from flatgauge.analysis.measurement import Report
+    from flatgauge.analysis.result import Result
     from flatgauge.surface.surface import LossSurface
 
 
@@ -135,22 +134,18 @@ def print_json(contents: dict[str, Any]) -> None:
     show(json.dumps(contents, indent=2, ensure_ascii=not writes_unicode()))
 
 
-def print_result(result: Report | Comparison, json: bool, notes: list[str]) -> None:
+def print_result(result: Result, json: bool, notes: list[str]) -> None:
     """Print a result for a program, a person at a terminal, or a file."""
-    from flatgauge.analysis.comparison import Comparison
-
     if json:
         print_json(with_command(result, notes))
     elif not styled():
         show(repr(result))
-    elif isinstance(result, Comparison):
-        from flatgauge.report.comparison_table import rich_print
-
-        rich_print(result)
     else:
-        from flatgauge.analysis.text_table import rich_print as print_report
+        from rich.console import Console
 
-        print_report(result.facts, result.estimates, complete=result.complete)
+        from flatgauge.report.tables import print_tables
+
+        print_tables(result.tables(), Console())
 
 
 def _labels(names: str | None, count: int) -> list[str] | None:

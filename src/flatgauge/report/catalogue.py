@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 
-from flatgauge.analysis.text_table import align_columns
+from flatgauge.analysis.formatting import align_columns
 from flatgauge.measures import registry
 from flatgauge.measures.registry import GROUPS, Measure
 from flatgauge.report.formulas import readable

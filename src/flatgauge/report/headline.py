@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from flatgauge.analysis.formatting import MARKS, Number, data_error_of, kind, value_of
+from flatgauge.analysis.comparison import Comparison
+from flatgauge.analysis.formatting import MARKS, kind
 from flatgauge.analysis.measurement import Report
-from flatgauge.analysis.ranking import (
-    INVARIANCE_CLASSES,
-    Agreement,
-    MeasureRanking,
-    by_invariance_class,
-    claimed_groups,
-    invariance_class,
-)
-from flatgauge.analysis.rewrite_effects import RewriteEffects, certified_effects, effects_between
+from flatgauge.analysis.ranking import claimed_groups, invariance_class
+from flatgauge.report.rewrite_effects import RewriteEffects, certified_effects, effects_between
+from flatgauge.report.tables import Cell, Table
+from flatgauge.report.views.comparison import difference_table, ranking_table
+from flatgauge.report.views.report import data_error_cell, value_cell
 
 if TYPE_CHECKING:
     from flatgauge.analysis.certificate import Certificate
@@ -35,6 +32,16 @@ CARDS = (
 
 _MOST_CARDS = 4
 
+#: Over the table of ranks, and over that of differences.
+_RANKS = (
+    "Values, each with its place from the flattest, 1, upwards. Models that cannot be told apart "
+    "share a place: 1=."
+)
+_DIFFERENCES = (
+    "The first model minus the second, sample by sample: negative where the first is flatter. The "
+    "interval is for other samples of the same kind, each pair for itself."
+)
+
 
 @dataclass(frozen=True)
 class Card:
@@ -43,61 +50,16 @@ class Card:
     Attributes:
         measure: Its name.
         value: The value.
-        data_error: The error from the choice of samples, None where it is not known.
+        data_error: The error from the choice of samples, empty where it is not known.
         mark: How it came about.
         sees: Whether it depends on how the network is written, in words.
     """
 
     measure: str
-    value: Number
-    data_error: Number | None
+    value: Cell
+    data_error: Cell
     mark: str
     sees: str
-
-
-@dataclass(frozen=True)
-class ModelPlace:
-    """A model under one measure.
-
-    Attributes:
-        value: Its value.
-        rank: 1 for the flattest; None where it has none.
-        tied: Whether others share the rank.
-    """
-
-    value: Number
-    rank: int | None
-    tied: bool
-
-
-@dataclass(frozen=True)
-class PlacesByMeasure:
-    """The order of all models under one measure.
-
-    Attributes:
-        measure: Its name.
-        places: By model, None where it was not measured.
-        why_not: Why there is no order, "" where there is one.
-    """
-
-    measure: str
-    places: dict[str, ModelPlace | None]
-    why_not: str
-
-
-@dataclass(frozen=True)
-class RankingView:
-    """Several models under all measures.
-
-    Attributes:
-        models: Their names.
-        groups: For each of `INVARIANCE_CLASSES`, its key, title and lines.
-        summary: Whether the measures agree, in sentences.
-    """
-
-    models: list[str]
-    groups: list[tuple[str, str, list[PlacesByMeasure]]]
-    summary: list[str]
 
 
 @dataclass(frozen=True)
@@ -108,20 +70,24 @@ class Headline:
         cards: The numbers that matter, of a single model.
         trust: How many numbers are exact, estimated, ..., with the models that this holds for.
         moves: What moved and what did not.
-        ranking: The order of several models, None for one.
+        summary: Whether the measures agree on the order of several models, in sentences.
+        ranking: The ranks of several models, None for one.
+        differences: Their paired differences, None where there are none.
     """
 
     cards: list[Card]
     trust: dict[str, list[str]]
     moves: list[RewriteEffects]
-    ranking: RankingView | None
+    summary: list[str]
+    ranking: Table | None
+    differences: Table | None
 
 
 def headline_of(
     reports: Mapping[str, Report],
     rewritten: Mapping[str, str],
     certificates: Mapping[str, Certificate],
-    table: Mapping[str, MeasureRanking],
+    comparison: Comparison,
 ) -> Headline:
     """What to say first.
 
@@ -129,78 +95,49 @@ def headline_of(
         reports: By name of the model.
         rewritten: Which of them are another one written differently.
         certificates: By name.
-        table: The ranks of all models that are not another one written differently, by measure.
+        comparison: All models that are not another one written differently.
 
     Returns:
         The headline.
     """
-    single = [name for name in reports if name not in rewritten]
     moves = [
         effects_between(reports[old], reports[new], (old, new)) for new, old in rewritten.items()
     ]
-    if not rewritten and len(single) == 1:
+    if not rewritten and len(comparison) == 1:
         moves = [certified_effects(certificate) for certificate in certificates.values()]
     broken = {row.measure for found in certificates.values() for row in found.failures}
-    return Headline(
-        cards=_cards(reports[single[0]], broken) if len(single) == 1 else [],
+    headline = Headline(
+        cards=[],
         trust=_trust(reports),
         moves=[move for move in moves if move.groups],
-        ranking=ranking_view(table, single) if len(single) > 1 else None,
+        summary=[],
+        ranking=None,
+        differences=None,
+    )
+    if len(comparison) == 1:
+        return replace(headline, cards=_cards(*comparison.values(), broken))
+    ranks = replace(ranking_table(comparison), title=_RANKS)
+    differences = replace(difference_table(comparison, every=True), title=_DIFFERENCES)
+    return replace(
+        headline,
+        summary=list(_agreement_sentences(comparison)),
+        ranking=ranks,
+        differences=differences if differences.rows else None,
     )
 
 
-def ranking_view(table: Mapping[str, MeasureRanking], models: list[str]) -> RankingView:
-    """Prepare the ranks of models for a page, by what the measures claim not to see."""
-    classes = by_invariance_class({name: ranking.claims for name, ranking in table.items()})
-    groups, summary = [], []
-    for key, members in classes.items():
-        lines = [_places(table[name], models) for name in members]
-        groups.append((key, INVARIANCE_CLASSES[key], lines))
-        counted = [table[line.measure] for line in lines if not line.why_not]
-        counted = [ranking for ranking in counted if ranking.votes]
-        if counted:
-            ranks = {ranking.measure: ranking.known_ranks for ranking in counted}
-            summary.append(_agreement_sentence(key, Agreement(ranks, tuple(models))))
-    return RankingView(models, groups, summary)
-
-
-def _places(ranking: MeasureRanking, models: list[str]) -> PlacesByMeasure:
-    """The order of all models under one measure, unless a setting differs."""
-    known = sum(not math.isnan(estimate.value) for estimate in ranking.estimates.values())
-    few = "fewer than two values" if known < 2 else ""
-    why = f"not comparable: {ranking.uneven}" if ranking.uneven else few
-    places = {
-        model: ModelPlace(
-            value_of(ranking.estimates[model]),
-            None if why else ranking.ranks[model],
-            not why and ranking.is_tied(model),
-        )
-        if model in ranking.estimates
-        else None
-        for model in models
-    }
-    return PlacesByMeasure(ranking.measure, places, why)
-
-
-def _agreement_sentence(key: str, agreement: Agreement) -> str:
-    """Who is flattest by how many measures of a class, and whether they contradict each other."""
+def _agreement_sentences(comparison: Comparison) -> Iterator[str]:
+    """Who is flattest by the measures of each class, and whether they contradict each other."""
     subjects = {
-        "units": "measures that no rescaling of units moves",
+        "units": "invariant measures",
         "layers": "measures blind to whole layers only",
         "nothing": "classical measures",
     }
-    firsts = {model: count for model, count in agreement.flattest.items() if count}
-    counts = [f"{name} by {n}" for name, n in sorted(firsts.items(), key=lambda item: -item[1])]
-    counts += [f"{agreement.undecided_count} tie for first"] if agreement.undecided_count else []
-    total = len(agreement.ranks)
-    subject = subjects[key] if total > 1 else subjects[key].replace("measures", "measure")
-    if not agreement.contradictory:
-        whole = "They agree."
-    elif len(firsts) == 1 and not agreement.undecided_count:
-        whole = "They agree on the first and disagree on the others."
-    else:
-        whole = "The measures disagree."
-    return f"Flattest by {total} {subject}: {', '.join(counts)}. {whole}"
+    for key, subject in subjects.items():
+        agreement = comparison.agreement(key)
+        if agreement.ranks:
+            odd = ". They disagree on the order of models" * agreement.contradictory
+            yield f"{agreement.verdict(subject)}{odd}."
 
 
 def _trust(reports: Mapping[str, Report]) -> dict[str, list[str]]:
@@ -223,8 +160,8 @@ def _cards(report: Report, broken: set[str]) -> list[Card]:
     return [
         Card(
             name,
-            value_of(report[name]),
-            data_error_of(report[name]),
+            value_cell(report[name]),
+            data_error_cell(report[name]),
             kind(report[name]),
             "moves although it claims not to: see the certificate"
             if name in broken

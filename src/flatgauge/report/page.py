@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flatgauge.analysis.certificate import Certificate
+from flatgauge.analysis.comparison import Comparison
 from flatgauge.analysis.files import atomic_write, to_plain
 from flatgauge.analysis.formatting import MARKS
-from flatgauge.analysis.ranking import SamplingErrors, rank_models
+from flatgauge.analysis.ranking import SamplingErrors
 from flatgauge.measures.registry import GROUPS
-from flatgauge.report.certificate_view import VERDICTS, certificate_view
-from flatgauge.report.difference_table import difference_views
 from flatgauge.report.headline import headline_of
 from flatgauge.report.layer_bars import layer_choices, unit_choices
-from flatgauge.report.number_table import number_tables
 from flatgauge.report.rendering import (
     Drawable,
     check_drawable,
@@ -26,16 +25,30 @@ from flatgauge.report.rendering import (
 from flatgauge.report.sections import (
     caveats_of,
     gauge_contents,
-    gauge_view,
+    gauge_tables,
     glossary_links,
     glossary_of,
-    provenance_of,
+    provenance_table,
+    run_facts,
     skeletons_of,
 )
+from flatgauge.report.views.certificate import change_table, group_table, heading
+from flatgauge.report.views.report import estimate_table, values_table
 
 if TYPE_CHECKING:
     from flatgauge.analysis.measurement import Report
     from flatgauge.symmetry import GaugeGroup
+
+#: Over the tables of numbers.
+_VALUES = "Every measure of every model. Lower is flatter."
+_NUMBERS = (
+    "value with its error, the error from the choice of samples, how the number came about, and "
+    "what it cost."
+)
+_CHANGES = (
+    "Largest relative change under powers of two / under arbitrary factors; 0: not one bit. "
+    "✓ claimed and true, ✗ claimed and not true, ? too noisy to tell, no mark: not claimed."
+)
 
 
 def write_page(
@@ -79,15 +92,14 @@ def write_page(
     """
     _check(reports, rewritten, [*spectra, *landscapes])
     single = {name: report for name, report in reports.items() if name not in rewritten}
-    table = rank_models(single, pairs)
-    differences = [row for ranking in table.values() for row in ranking.differences()]
+    comparison = Comparison(single, pairs=pairs)
     contents = {
         "title": title or ", ".join(reports),
         "command": command,
         "remarks": list(remarks),
         "rewritten": dict(rewritten),
         "reports": {name: report.to_dict() for name, report in reports.items()},
-        "differences": to_plain([row.to_dict() for row in differences]),
+        "differences": to_plain([row.to_dict() for row in comparison.difference_rows()]),
         "certificates": {name: found.to_dict() for name, found in certificates.items()},
         "gauges": {name: gauge_contents(gauge) for name, gauge in gauges.items()},
         "spectra": [drawn.to_dict() for drawn in spectra],
@@ -100,29 +112,57 @@ def write_page(
         "title": contents["title"],
         "command": command,
         "remarks": list(remarks),
-        "headline": headline_of(reports, rewritten, certificates, table),
-        "differences": difference_views(differences),
+        "headline": headline_of(reports, rewritten, certificates, comparison),
         "caveats": caveats,
-        "tables": number_tables(reports, caveats),
+        "values": replace(values_table(reports), title=_VALUES) if len(reports) > 1 else None,
+        "numbers": {
+            name: replace(
+                estimate_table(report, name, caveats.number_of), title=f"{name}: {_NUMBERS}"
+            )
+            for name, report in reports.items()
+        },
         "layers": [choice_contents(choice) for choice in layer_choices(reports)],
         "units": [choice_contents(choice) for choice in unit_choices(reports)],
         "certificates": [
-            certificate_view(name, found, reports[name].facts.samples if name in reports else None)
+            _certificate_section(name, found, reports.get(name))
             for name, found in certificates.items()
         ],
-        "gauges": [gauge_view(name, gauge) for name, gauge in gauges.items()],
+        "gauges": {name: gauge_tables(gauge) for name, gauge in gauges.items()},
         "spectra": [drawn_contents(drawn) for drawn in spectra],
         "landscapes": [drawn_contents(drawn) for drawn in landscapes],
-        "provenance": provenance_of(reports),
+        "provenance": provenance_table(
+            {name: run_facts(report.facts) for name, report in reports.items()}
+        ),
         "models": list(reports),
         "glossary": glossary_of(measured),
         "known": glossary_links(measured, skeletons_of(reports)),
         "groups": GROUPS,
         "marks": MARKS,
-        "verdicts": VERDICTS,
     }
     drawn = any(page[key] for key in ("layers", "units", "spectra", "landscapes"))
     return atomic_write(path, rendered("page.html", page, contents, drawn=drawn))
+
+
+def _certificate_section(
+    name: str, certificate: Certificate, report: Report | None
+) -> dict[str, Any]:
+    """A certificate, for a template."""
+    about = f"{heading(certificate)}, seed {certificate.seed}."
+    if report is not None and report.facts.samples != certificate.samples:
+        about += (
+            " The values are of these samples; elsewhere on this page they are of "
+            f"{report.facts.samples:,}."
+        )
+    return {
+        "name": name,
+        "passed": certificate.passed,
+        "verdict": certificate.verdict,
+        "about": about,
+        "changes": replace(change_table(certificate, name), title=_CHANGES),
+        "groups": replace(
+            group_table(certificate), title="What the moves did to the function itself."
+        ),
+    }
 
 
 def _check(

@@ -70,6 +70,7 @@ def rendered(template: str, page: dict[str, Any], contents: dict[str, Any], *, d
     )
     environment.filters["shortened"] = shortened
     environment.filters["breakable"] = _breakable
+    environment.filters["html"] = lambda table, links: Markup(table.to_html(links))
     environment.tests["number"] = lambda value: hasattr(value, "full")
     templates = Path(__file__).parent / "templates"
     own = (templates / "page.js").read_text(encoding="utf-8")

@@ -1,7 +1,7 @@
 """Sections of a page: what to know first, where numbers come from, the gauge, the glossary.
 
-Reports, certificates and gauge groups enter, by name of the model; records and tables of text leave
-that the templates write.
+Reports, certificates and gauge groups enter, by name of the model; records and tables leave that
+the templates write.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from flatgauge.analysis.formatting import Number, duration, kind, number
+from flatgauge.analysis.formatting import duration, kind
 from flatgauge.measures import registry
 from flatgauge.measures.registry import GROUPS, Measure
 from flatgauge.report.formulas import mathml, unicode_formula
+from flatgauge.report.tables import Cell, Column, Table, number_cell
 from flatgauge.symmetry.gauge import GaugeGroup, ScaledTensor, ScalePattern
 
 if TYPE_CHECKING:
@@ -100,25 +101,27 @@ def shortened(holders: Sequence[str], most: int = 4) -> str:
 # -- provenance -------------------------------------------------------------------------------
 
 
-def provenance_of(reports: Mapping[str, Report]) -> dict[str, dict[str, str | Number]]:
-    """Where numbers come from: by fact, then by name of the model; without facts no run has."""
-    rows: dict[str, dict[str, str | Number]] = {}
-    for model, report in reports.items():
-        for fact, text in _facts(report.facts).items():
-            rows.setdefault(fact, {})[model] = text
-    return {fact: texts for fact, texts in rows.items() if any(texts.values())}
+def provenance_table(facts: Mapping[str, Mapping[str, Cell]]) -> Table:
+    """Facts by what they are of, as a table with a row for each; empty ones are left out."""
+    names = dict.fromkeys(name for found in facts.values() for name in found)
+    rows = (
+        (Cell(name), *(found.get(name, Cell("")) for found in facts.values())) for name in names
+    )
+    shown = tuple(row for row in rows if any(cell.text for cell in row[1:]))
+    return Table("Where the numbers come from.", (Column("fact"), *map(Column, facts)), shown)
 
 
-def _facts(facts: RunInfo) -> dict[str, str | Number]:
+def run_facts(facts: RunInfo) -> dict[str, Cell]:
+    """The facts of a run, by name."""
     software = ", ".join(f"{name} {version}" for name, version in facts.versions.items())
-    return {
+    written = {
         "model": facts.model,
         "trainable parameters": f"{facts.parameters:,}",
         "data": facts.data,
         "samples": f"{facts.samples:,}",
         "loss": facts.loss_name,
-        "value of the loss": number(facts.loss),
-        "length of the gradient": number(facts.gradient_norm, f"{facts.gradient_norm:.3g}"),
+        "value of the loss": number_cell(facts.loss),
+        "length of the gradient": number_cell(facts.gradient_norm, f"{facts.gradient_norm:.3g}"),
         "weight decay": f"{facts.weight_decay:g}" if facts.weight_decay else "",
         "precision": facts.dtype,
         "device": facts.device,
@@ -130,45 +133,36 @@ def _facts(facts: RunInfo) -> dict[str, str | Number]:
         "software": software,
         "platform": f"{facts.platform}, {facts.threads} threads" if facts.platform else "",
     }
+    return {name: Cell(item) if isinstance(item, str) else item for name, item in written.items()}
 
 
 # -- the gauge --------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class GaugeView:
-    """A gauge group, ready to be shown.
-
-    Attributes:
-        name: Of the model.
-        summary: How many scales there are.
-        lines: What a scale belongs to, how many there are, what they multiply and divide.
-        left_out: How many lines are not shown.
-        pinned: Ops that allow no scaling, with the reason.
-    """
-
-    name: str
-    summary: str
-    lines: list[tuple[str, int, str, str]]
-    left_out: int
-    pinned: list[str]
-
-
-def gauge_view(name: str, gauge: GaugeGroup) -> GaugeView:
-    """Which channels share a scale."""
+def gauge_tables(gauge: GaugeGroup) -> list[Table]:
+    """Which tensors share a scale, and which ops allow none."""
     patterns = gauge.patterns()
-    summary = f"{gauge.dim:,} independent scales, moving {len(gauge.names)} tensors."
+    title = f"{gauge.dim:,} independent scales, moving {len(gauge.names)} tensors."
     if not gauge.dim:
-        summary = (
-            "No scale is free: as far as scales go, this model can be written in one way only."
-        )
-    return GaugeView(
-        name=name,
-        summary=summary,
-        lines=[_pattern_line(pattern) for pattern in patterns[:MOST_PATTERNS]],
-        left_out=max(len(patterns) - MOST_PATTERNS, 0),
-        pinned=[str(pin) for pin in gauge.pinned],
+        title = "No scale is free: as far as scales go, this model can be written in one way only."
+    columns = (
+        Column("scales of the output of"),
+        Column("scales", "right"),
+        Column("multiply"),
+        Column("divide"),
     )
+    more = len(patterns) - MOST_PATTERNS
+    scales = Table(
+        title,
+        columns if patterns else (),
+        tuple(_pattern_row(pattern) for pattern in patterns[:MOST_PATTERNS]),
+        (f"and {more} more; the JSON has all.",) if more > 0 else (),
+        style="",
+    )
+    if not gauge.pinned:
+        return [scales]
+    pins = tuple(str(pin) for pin in gauge.pinned)
+    return [scales, Table("Ops that allow no scaling of what they read:", notes=pins, style="")]
 
 
 def gauge_contents(gauge: GaugeGroup) -> dict[str, Any]:
@@ -181,11 +175,16 @@ def gauge_contents(gauge: GaugeGroup) -> dict[str, Any]:
     return {"dim": gauge.dim, "patterns": patterns, "pinned": pinned}
 
 
-def _pattern_line(pattern: ScalePattern) -> tuple[str, int, str, str]:
+def _pattern_row(pattern: ScalePattern) -> tuple[Cell, ...]:
+    """What a scale belongs to, how many there are, what they multiply and divide."""
     times = [_tensor_text(moved) for moved in pattern.moved if moved.power > 0]
     over = [_tensor_text(moved) for moved in pattern.moved if moved.power < 0]
-    texts = (shortened(tensors, _MOST_TENSORS) for tensors in (times, over))
-    return (pattern.site, pattern.scales, *texts)  # type: ignore[return-value]
+    return (
+        Cell(pattern.site),
+        Cell(str(pattern.scales), pattern.scales),
+        Cell(shortened(times, _MOST_TENSORS)),
+        Cell(shortened(over, _MOST_TENSORS)),
+    )
 
 
 def _tensor_text(moved: ScaledTensor) -> str:

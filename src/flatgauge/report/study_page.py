@@ -22,7 +22,7 @@ from flatgauge.report.rendering import (
     drawn_contents,
     rendered,
 )
-from flatgauge.report.sections import Caveat, Caveats, glossary_links, glossary_of
+from flatgauge.report.sections import Caveat, Caveats, glossary_links, glossary_of, provenance_table
 from flatgauge.report.study_headline import study_headline
 from flatgauge.report.study_numbers import (
     COEFFICIENTS,
@@ -40,6 +40,7 @@ from flatgauge.report.study_pictures import (
     pair_choices,
 )
 from flatgauge.report.study_words import statistics_words
+from flatgauge.report.tables import Cell
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -138,7 +139,7 @@ def write_study_page(
         "constant": _constant(frame, [target, *measures]),
         "left_out": list(left_out),
         "reached": COUNTED,
-        "provenance": {fact: {"this study": told} for fact, told in facts.items()},
+        "provenance": provenance_table({"this study": {k: Cell(v) for k, v in facts.items()}}),
         "models": ["this study"],
         "glossary": glossary_of(measures),
         "known": glossary_links(measures, skeletons),

@@ -5,7 +5,8 @@ terminal, HTML, CSV and LaTeX. All five read the same record, so nothing is form
 nothing is read back from text. A cell holds what is shown and the value behind it: CSV and the
 `data-value` attributes of HTML have the value to its last digit. Where a table is too wide, the
 columns of the largest `priority` are dropped first; if those of priority 0 are still too wide,
-they are printed in blocks that repeat the first column. In a page, headings sort and names of
+they are printed in blocks that repeat the first column, and where not even two columns fit, one
+below the other. In a page, headings sort and names of
 measures link to the glossary; the page gives the names that it explains.
 """
 
@@ -191,8 +192,8 @@ class Table:
         """Write it as ``<table class="fg">``.
 
         Args:
-            links: For a page: the names that its glossary explains, each with what follows it in
-                smaller letters. Headings are buttons then, by which the page's script sorts.
+            links: For a page: the measures that its glossary explains, each with its skeleton or
+                "". Headings are buttons then, by which the page's script sorts.
 
         Returns:
             HTML with the title as caption, a `data-value` attribute on every cell that has a value,
@@ -332,6 +333,9 @@ def _fitting(table: Table, width: int | None, gap: int) -> list[Table]:
     while width is not None and _total(table, gap) > width:
         priorities = [column.priority for column in table.columns]
         if not any(priorities):
+            first, *others = _widths(table)
+            if first + gap + max(others, default=0) > width:
+                return [_stacked(table)]
             return list(_blocks(table, width, gap))
         # Of several least important ones the last goes first.
         drop = len(priorities) - 1 - priorities[::-1].index(max(priorities))
@@ -353,8 +357,24 @@ def _blocks(table: Table, width: int, gap: int) -> Iterator[Table]:
             count += 1
         yield _columns(table, [0, *places[:count]])
         places = places[count:]
-    if len(widths) == 1:
-        yield table
+
+
+def _stacked(table: Table) -> Table:
+    """A table with one column: under the first cell of every row the others, with their names."""
+    rows: list[tuple[Cell, ...]] = []
+    sections = []
+    for row in _rows_and_headings(table):
+        if isinstance(row, str):
+            sections.append((len(rows), row))
+            continue
+        rows.append((row[0],))
+        rows += [
+            (replace(cell, text=f"  {column.name} {cell.text}"),)
+            for cell, column in zip(row[1:], table.columns[1:], strict=True)
+            if cell.plain
+        ]
+    columns = (replace(table.columns[0], align="left"),)
+    return replace(table, columns=columns, rows=tuple(rows), sections=tuple(sections))
 
 
 def _columns(table: Table, places: Sequence[int]) -> Table:
@@ -488,7 +508,7 @@ def _html_cell(cell: Cell, column: Column, number: int, links: Mapping[str, str]
         text = text.replace("_", "_<wbr>")
         if cell.text in links:
             text = f'<a class="quiet" href="#m-{escape(cell.text)}">{text}</a>'
-            detail = detail or links[cell.text]
+            detail = detail or (f"{links[cell.text]} skeleton" if links[cell.text] else "")
     tags = "".join(_span("tag warn", tag) for tag in cell.tags)
     more = _span("detail", detail) if detail else ""
     marks = "".join(

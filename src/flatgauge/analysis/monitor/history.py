@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from flatgauge.analysis.files import json_text, to_plain
-from flatgauge.analysis.formatting import duration
-from flatgauge.analysis.text_table import align_columns
+from flatgauge.analysis.formatting import align_columns, duration
 from flatgauge.estimators.estimate import Estimate
 
 if TYPE_CHECKING:

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from flatgauge.analysis.formatting import duration
-from flatgauge.analysis.text_table import align_columns, header
+from flatgauge.analysis.formatting import align_columns, duration
 from flatgauge.estimators.estimate import Estimate, format_with_error
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ def summary(spectra: Mapping[str, Spectrum]) -> str:
         The text.
     """
     items = list(spectra.values())
-    lines = [header(items[0].facts)] if len(items) == 1 else _heads(spectra)
+    lines = [str(items[0].facts)] if len(items) == 1 else _heads(spectra)
     named = [("", *spectra)] if any(spectra) else []
     lines += ["", title_of(items[0].geometry), *align_columns([*named, *_rows(items)])]
     return "\n".join([*lines, *_notes(spectra)])

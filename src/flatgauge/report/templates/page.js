@@ -115,7 +115,7 @@
   const names = { nan: NaN, inf: Infinity, "-inf": -Infinity };
   function key(row, column) {
     const cell = row.cells[column];
-    const given = cell.dataset.sort;
+    const given = cell.dataset.sort ?? cell.dataset.value;
     if (given === undefined) return cell.textContent.trim().toLowerCase();
     return given in names ? names[given] : Number(given);
   }
@@ -137,7 +137,7 @@
     }
   }
   for (const table of document.querySelectorAll("table.sortable"))
-    for (const heading of table.tHead.rows[0].cells)
+    for (const heading of [...table.tHead.rows].at(-1).cells)
       heading.querySelector("button")?.addEventListener("click", () => sort(table, heading));
 
   document.getElementById("download").addEventListener("click", () => {

@@ -12,9 +12,10 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from flatgauge.analysis.formatting import Number, value_of
 from flatgauge.analysis.ranking import INVARIANCE_CLASSES, by_invariance_class, claimed_groups
 from flatgauge.estimators.estimate import Estimate
+from flatgauge.report.tables import Cell
+from flatgauge.report.views.report import value_cell
 from flatgauge.symmetry.transforms import TRANSFORM_GROUPS
 
 if TYPE_CHECKING:
@@ -42,8 +43,8 @@ class RewriteEffect:
     """
 
     measure: str
-    before: Number
-    after: Number
+    before: Cell
+    after: Cell
     change: str
     decades: float | None
     how: str
@@ -119,7 +120,7 @@ def _distance(row: CertificateRow) -> float:
 
 def _effect(name: str, before: Estimate, after: Estimate) -> RewriteEffect:
     """Classify the change of one measure."""
-    old, new = value_of(before), value_of(after)
+    old, new = value_cell(before), value_cell(after)
     a, b = before.value, after.value
     if math.isnan(a) or math.isnan(b):
         return RewriteEffect(name, old, new, "could not be measured", None, "unmeasured")
