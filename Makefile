@@ -10,7 +10,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 BENCH  ?=
-PEERS  := src/flatgauge/cli/benchmarks/peer-dependencies.txt src/flatgauge/cli/benchmarks/peers.txt
+PEERS  := benchmarks/peer-dependencies.txt benchmarks/peers.txt
 # What is never imported need not be compiled.
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q install --no-compile -c constraints.txt
 
@@ -33,8 +33,8 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 # Peers bring dependencies that do not import beside a CPU-only torch, so they come without them;
 # a peer that cannot be installed is skipped by the benchmark, not fatal.
 $(VENV)/.bench: $(PEERS) $(VENV)/.dev
-	$(PIP) -r src/flatgauge/cli/benchmarks/peer-dependencies.txt
-	$(PIP) --no-deps -r src/flatgauge/cli/benchmarks/peers.txt
+	$(PIP) -r benchmarks/peer-dependencies.txt
+	$(PIP) --no-deps -r benchmarks/peers.txt
 	@touch $@
 
 demo: $(VENV)/.run
@@ -51,7 +51,7 @@ lint: $(VENV)/.dev
 	$(BIN)/mypy
 
 bench: $(VENV)/.bench
-	$(BIN)/flatgauge bench --json bench.json --markdown bench.md --png bench.png $(BENCH)
+	$(BIN)/python -m benchmarks --json bench.json --markdown bench.md --png bench.png $(BENCH)
 
 dist: $(VENV)/.dev
 	rm -rf dist build

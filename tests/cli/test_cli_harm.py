@@ -110,7 +110,6 @@ def run(folder, monkeypatch, capsys):
             ("measure", "nets.py:small", "--data", "mnist:folder", "--save", PIXELS),
             PIXELS,
         ),
-        (("bench", "--data", "folder", "--json", PIXELS), PIXELS),
     ],
 )
 def test_what_is_read_is_not_overwritten(run, words, read):
@@ -123,9 +122,6 @@ def test_what_is_read_is_not_overwritten(run, words, read):
 
 def test_two_outputs_are_two_files(run):
     code, _, err = run("spectrum", *MODEL, "--html", "x.png", "--png", "./x.png")
-    assert code == 2
-    assert "are the same file" in err
-    code, _, err = run("bench", "--json", "x", "--markdown", "x")
     assert code == 2
     assert "are the same file" in err
 

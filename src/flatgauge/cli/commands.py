@@ -1,7 +1,6 @@
 """All commands, imported so that each enters itself in the application."""
 
 from flatgauge.cli import (
-    bench,
     catalogue,
     certify,
     compare,
@@ -15,7 +14,6 @@ from flatgauge.cli.application import app, main
 
 __all__ = [
     "app",
-    "bench",
     "catalogue",
     "certify",
     "compare",

@@ -17,11 +17,6 @@ SPACES = ("basis_paths", "weights", "filters", "layers", "eigenvectors")
 STUDIES = ("random-labels", "batch-size", "init-batch", "mnist-layers", "rescaling")
 PRESETS = ("quick", "medium", "paper")
 ENGINES = ("local", "ray")
-WORKLOADS = ("W1", "W2", "W3", "W1K")
-QUANTITIES = (
-    *("product", "trace", "sweep", "units", "eigenvalue", "layers", "classes", "together"),
-    *("growth", "paths", "discovery", "stacking"),
-)
 GEOMETRIES = ("weights", "per tensor", "per weight", "basis paths", "balanced")
 
 
@@ -108,19 +103,3 @@ def complete_space(incomplete: str) -> list[str]:
 def complete_geometry(incomplete: str) -> list[str]:
     """Geometries of spectra."""
     return offered(GEOMETRIES, incomplete)
-
-
-def complete_workloads(incomplete: str) -> list[str]:
-    """Workloads of the benchmark, with commas."""
-    return _listed(WORKLOADS, incomplete)
-
-
-def complete_quantities(incomplete: str) -> list[str]:
-    """Quantities of the benchmark, with commas."""
-    return _listed(QUANTITIES, incomplete)
-
-
-def _listed(names: tuple[str, ...], incomplete: str) -> list[str]:
-    """Names after the last comma, those before it kept as they are."""
-    before, comma, last = incomplete.rpartition(",")
-    return [f"{before}{comma}{name}" for name in offered(names, last)]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 TOGETHER = ("measure", "certify", "landscape", "spectrum", "compare")
 
 #: Commands that several processes would only repeat.
-_ALONE = ("demo", "study", "bench")
+_ALONE = ("demo", "study")
 
 #: Seconds in which a rank that is told to stop may still say why the others have.
 _GRACE = 10

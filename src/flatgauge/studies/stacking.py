@@ -4,7 +4,7 @@ The results are those of `train`, bit for bit: who else is in the stack, and whe
 makes no difference. So a run is reproducible from its recipe alone, and stacking is a matter of
 speed only.
 
-Measured on one core in processor time beside `train` (`flatgauge bench --quantities stacking`), for
+Measured on one core in processor time beside `train`, for
 16 members (for 4): digits, three hidden layers of 64: 7.1 times as fast (3.5) at batch 8, 5.7 (3.4)
 at 32, 4.3 (2.4) at 128, 2.4 (2.0) at 256; MNIST, 50-50-50-30: 2.8 (1.9) at 32, 2.0 (1.8) at 128,
 1.1 (1.3) at 1000; three hidden layers of 512: 1.1 (1.1) at 128. What is saved is bookkeeping, so

@@ -1,23 +1,21 @@
-"""The networks and data that are timed: an MLP, LeNet-5 and ResNet-20, each briefly trained."""
+"""The networks and data that are timed: an MLP, LeNet-5 and ResNet-20, each briefly trained.
+
+`load` builds a workload by name, the same at every call. Images are those of MNIST and CIFAR-10 if
+a folder holds them, else synthetic.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
-from flatgauge.cli.benchmarks.networks import lenet, mlp, resnet20
 from flatgauge.loading.datasets import load_dataset
-
-#: Samples come in multiples of this, so that every batch size has a divisor near it.
-_GRAIN = 20
-
-#: How far apart the classes of synthetic images are: near enough to be confused at times.
-_CONTRAST = 0.12
 
 
 @dataclass(frozen=True)
@@ -84,27 +82,20 @@ def load(name: str, *, scale: float = 1.0, folder: str | None = None) -> Workloa
     Args:
         name: Its key in `KINDS`.
         scale: What share of the samples to take.
-        folder: Where MNIST and CIFAR-10 lie; without one the images are synthetic.
+        folder: The folder with MNIST and CIFAR-10; without one the images are synthetic.
 
     Returns:
         The workload.
     """
-    return built(KINDS[name], name, scale=scale, folder=folder)
+    return build_workload(KINDS[name], name, scale=scale, folder=folder)
 
 
-def built(kind: Kind, name: str, *, scale: float = 1.0, folder: str | None = None) -> Workload:
-    """Build a workload of any kind: the same at every call.
-
-    Args:
-        kind: What it is.
-        name: What to call it.
-        scale: What share of the samples to take.
-        folder: Where MNIST and CIFAR-10 lie; without one the images are synthetic.
-
-    Returns:
-        The workload.
-    """
-    samples = max(round(kind.samples * scale / _GRAIN), 1) * _GRAIN
+def build_workload(
+    kind: Kind, name: str, *, scale: float = 1.0, folder: str | None = None
+) -> Workload:
+    """Build a workload of any kind, with a share of its samples."""
+    # A multiple of 20: every batch size has a divisor near it.
+    samples = max(round(kind.samples * scale / 20), 1) * 20
     if folder is None or kind.data is None:
         inputs, targets = _synthetic(kind.shape, samples, kind.classes)
     else:
@@ -120,12 +111,8 @@ def built(kind: Kind, name: str, *, scale: float = 1.0, folder: str | None = Non
 
 def batch_sizes(samples: int, wanted: Iterable[int]) -> tuple[int, ...]:
     """Batch sizes near those that are wanted, all of which divide the number of samples."""
-    return tuple(sorted({_divisor(samples, size) for size in wanted}))
-
-
-def _divisor(samples: int, size: int) -> int:
-    """The largest batch size up to `size` that leaves no smaller last batch."""
-    return next(d for d in range(min(size, samples), 0, -1) if samples % d == 0)
+    divisors = [size for size in range(1, samples + 1) if samples % size == 0]
+    return tuple(sorted({max(d for d in divisors if d <= size) for size in wanted}))
 
 
 def _synthetic(shape: tuple[int, int, int], samples: int, classes: int) -> tuple[Tensor, Tensor]:
@@ -135,7 +122,7 @@ def _synthetic(shape: tuple[int, int, int], samples: int, classes: int) -> tuple
     means = F.interpolate(patterns, size=shape[1:], mode="bilinear", align_corners=True)
     targets = torch.randint(classes, (samples,), generator=generator)
     noise = torch.randn(samples, *shape, generator=generator)
-    return noise + _CONTRAST * means[targets], targets
+    return noise + 0.12 * means[targets], targets  # Near enough to be confused at times.
 
 
 def _train(model: nn.Module, inputs: Tensor, targets: Tensor, *, epochs: int) -> None:
@@ -146,6 +133,56 @@ def _train(model: nn.Module, inputs: Tensor, targets: Tensor, *, epochs: int) ->
             optimizer.zero_grad()
             F.cross_entropy(model(inputs[index]), targets[index]).backward()
             optimizer.step()
+
+
+def mlp(classes: int = 10, width: int = 512) -> nn.Module:
+    """784-512-512-512-512-512-10 with ReLU, or other widths and classes."""
+    widths = [784, *(5 * [width])]
+    layers: list[nn.Module] = [nn.Flatten()]
+    for before, after in pairwise(widths):
+        layers += [nn.Linear(before, after), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(widths[-1], classes))
+
+
+def lenet() -> nn.Module:
+    """LeNet-5 for 28×28 pixels, with ReLU and max-pooling."""
+    return nn.Sequential(
+        *(nn.Conv2d(1, 6, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+        *(nn.Linear(400, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, 10)),
+    )
+
+
+class ResidualBlock(nn.Module):
+    """Two 3×3 convolutions with batch-norm around a shortcut without parameters."""
+
+    def __init__(self, before: int, after: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(before, after, 3, stride=stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(after)
+        self.conv2 = nn.Conv2d(after, after, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(after)
+        self.stride, self.extra = stride, after - before
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The block's output; a wider one takes every other pixel and pads with zero channels."""
+        y = self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x)))))
+        if self.extra:
+            x = x[:, :, :: self.stride, :: self.stride]
+            x = F.pad(x, (0, 0, 0, 0, self.extra // 2, self.extra // 2))
+        return F.relu(x + y)
+
+
+def resnet20() -> nn.Module:
+    """The CIFAR ResNet-20 of He et al. (2016), section 4.2, with option-A shortcuts."""
+    layers: list[nn.Module] = [nn.Conv2d(3, 16, 3, padding=1, bias=False)]
+    layers += [nn.BatchNorm2d(16), nn.ReLU()]
+    before = 16
+    for width in (16, 32, 64):
+        for _ in range(3):
+            layers.append(ResidualBlock(before, width, stride=width // before))
+            before = width
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
 
 
 #: Those that nearly everything is timed on.

@@ -8,14 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from flatgauge.cli.benchmarks.row import LIMIT, OWN, ROUGH, TimingRow
-from flatgauge.cli.benchmarks.workloads import MANY_CLASSES, STANDARD
+from benchmarks.results import LIMIT, OWN, TimingRow
+from benchmarks.workloads import MANY_CLASSES, STANDARD
 
-#: Stands for the best of the peers that count.
+#: Stands for the best of the peers that are eligible.
 BEST = "the best peer"
 
-#: What BackPACK is called where it computes less than what is asked for.
-DIAGONAL_ALONE = "BackPACK, diagonal alone"
+#: A verdict says so if the other result is further off: PyHessian's stopping rule for the trace is
+#: no bound on its error, and may end after two products.
+_ROUGH = 0.5
 
 
 @dataclass(frozen=True)
@@ -45,15 +46,7 @@ class Target:
         return f"≤ {self.bound:g} G" if self.kind == "cost" else f"error ≤ {self.bound:.0e}"
 
     def judge(self, row: TimingRow, rows: Sequence[TimingRow]) -> str:
-        """Judge what was reached.
-
-        Args:
-            row: flatgauge's line.
-            rows: All lines.
-
-        Returns:
-            The verdict.
-        """
+        """The verdict on flatgauge's line, given all lines."""
         if self.kind == "cost":
             return self.verdict(row.cost)
         if self.kind == "error":
@@ -63,32 +56,23 @@ class Target:
             return self.verdict(None)
         times = self.kind == "times cheaper"
         verdict = self.verdict(other.cost / row.cost if times else row.cost / other.cost)
-        rough = other.error is not None and not other.error <= ROUGH
+        rough = other.error is not None and not other.error <= _ROUGH
         return f"{verdict} (of an answer off by {other.error:.0e})" if rough else verdict
 
     def _other(self, row: TimingRow, rows: Sequence[TimingRow]) -> TimingRow | None:
         """The line that this one is held against; None if there is none."""
+        where = (row.workload, row.quantity, row.setting)
         beside = [
-            other
-            for other in rows
-            if (other.workload, other.quantity, other.setting)
-            == (row.workload, row.quantity, row.setting)
+            other for other in rows if (other.workload, other.quantity, other.setting) == where
         ]
         if self.against == BEST:
-            found = [other for other in beside if other.yardstick]
+            found = [other for other in beside if other.eligible]
         else:
             found = [other for other in beside if other.tool == self.against]
         return min(found, key=lambda other: other.cost, default=None)
 
     def verdict(self, value: float | None) -> str:
-        """Judge a number.
-
-        Args:
-            value: What was reached.
-
-        Returns:
-            Whether the target is met, or by how much it is missed, and what was reached.
-        """
+        """Whether the target is met, or by how much it is missed, and what was reached."""
         if value is None:
             return "nothing to compare with"
         excess = self.bound / value if self.kind == "times cheaper" else value / self.bound
@@ -109,7 +93,7 @@ TARGETS = (
     *_each("product", "share", (0.65, 0.65, 0.65), BEST),
     Target("W1", "product", "share", 1.1, LIMIT),
     *_each("trace", "times cheaper", (20, 12, 8), "PyHessian"),
-    *_each("all parts", "times cheaper", (2, 1.3, 1.3), DIAGONAL_ALONE),
+    *_each("all parts", "times cheaper", (2, 1.3, 1.3), "BackPACK, diagonal alone"),
     *_each("outgoing forms", "cost", (3.0, 2.3, 4.0)),
     *_each("incoming forms", "cost", (3.0, 2.3, 4.0)),
     *_each("top eigenvalue", "share", (0.55, 0.55, 0.55), BEST),
@@ -122,28 +106,14 @@ TARGETS = (
 )
 
 
-def judged(rows: Sequence[TimingRow], targets: Sequence[Target] = TARGETS) -> list[TimingRow]:
-    """Hold lines against targets.
-
-    Args:
-        rows: All lines of a run.
-        targets: The targets.
-
-    Returns:
-        The lines, those of flatgauge with targets and verdicts.
-    """
-    found = []
+def judge_rows(rows: Sequence[TimingRow]) -> list[TimingRow]:
+    """The lines, those of flatgauge with targets and verdicts."""
+    judged = []
     for row in rows:
-        own = [
-            target
-            for target in targets
-            if (target.workload, target.quantity) == (row.workload, row.quantity)
-        ]
-        if row.tool != OWN or row.setting or not own:
-            found.append(row)
-            continue
-        verdicts = [target.judge(row, rows) for target in own]
-        found.append(
-            replace(row, target="; ".join(map(str, own)), verdict="; ".join(verdicts)),
-        )
-    return found
+        where = (row.workload, row.quantity)
+        targets = [t for t in TARGETS if (t.workload, t.quantity) == where]
+        if row.tool == OWN and not row.setting and targets:
+            verdict = "; ".join(target.judge(row, rows) for target in targets)
+            row = replace(row, target="; ".join(map(str, targets)), verdict=verdict)
+        judged.append(row)
+    return judged

@@ -1,1 +1,0 @@
-"""What flatgauge costs beside its peers, in gradients: `flatgauge bench`. Nothing imports this."""
