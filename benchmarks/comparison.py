@@ -82,7 +82,7 @@ class TimedComparison:
         With `all_columns`, also where a sample has so many outputs that some would be combined.
         """
         generator = Generator().manual_seed(0)  # For combinations of many classes.
-        options = {"all_columns": all_columns, "generator": generator}
+        options: dict[str, Any] = {"all_columns": all_columns, "generator": generator}
         return partial(block_curvature, self.sweep_surface.copy(), tuple(parts), **options)
 
     @cached_property
