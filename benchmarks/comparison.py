@@ -20,7 +20,8 @@ from benchmarks.peers import Batches, Tool, ignore_warnings
 from benchmarks.results import TimingRow
 from benchmarks.timing import Action, Entry, cheapest, time_entries
 from benchmarks.workloads import Workload
-from flatgauge.curvature.blocks import Blocks, block_curvature
+from flatgauge.curvature.block_diagonal import block_curvature
+from flatgauge.curvature.blocks import Blocks
 from flatgauge.curvature.sweep.backprop import sweep_of
 from flatgauge.surface.surface import LossSurface
 

@@ -19,8 +19,9 @@ from benchmarks.results import AGREEMENT, LIMIT, OWN, TimingRow
 from benchmarks.timing import Action, Entry
 from benchmarks.workloads import Workload
 from flatgauge.analysis.measurement import measure
+from flatgauge.curvature.block_diagonal import block_curvature
 from flatgauge.curvature.block_eigenvalues import block_eigenvalues
-from flatgauge.curvature.blocks import Blocks, block_curvature
+from flatgauge.curvature.blocks import Blocks
 from flatgauge.curvature.operators import Hessian
 from flatgauge.curvature.sweep.backprop import sweep_of
 from flatgauge.estimators.eigenvalues import top_eigenvalues
