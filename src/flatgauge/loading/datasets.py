@@ -247,8 +247,8 @@ def _convert(role: str, array: Array, kind: Any, source: str) -> Tensor:
     if low < limits.min or high > limits.max:
         raise ValueError(
             f"the {role} in `{source}` are {array.dtype} and go from {low:g} to {high:g}, which "
-            f"does not fit {np.dtype(kind)}, as which they are read; scale them, or give data from a "
-            "function of your own (`--data file.py:factory`)."
+            f"does not fit {np.dtype(kind)}, as which they are read; scale them, or give data from "
+            "a function of your own (`--data file.py:factory`)."
         )
     return torch.from_numpy(array.astype(kind))
 

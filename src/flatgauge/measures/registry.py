@@ -28,6 +28,7 @@ from flatgauge.curvature.block_diagonal import (
 from flatgauge.curvature.blocks import Blocks
 from flatgauge.estimators.estimate import Estimate
 from flatgauge.measures.docstrings import OF_BLOCKS, assemble
+from flatgauge.runtime.isolation import NameClashError, Plugins
 from flatgauge.surface.surface import LossSurface
 
 if TYPE_CHECKING:
@@ -218,12 +219,15 @@ class Measure(Family):
 class Registry:
     """All measures by name, in the order in which they were declared.
 
+    Measures of other packages (entry points `flatgauge.measures`) are loaded on first use.
+
     Attributes:
         variants: By the prefix of a name, how to make the variant of a measure.
     """
 
     def __init__(self) -> None:
-        self._measures: dict[str, Measure] = {}
+        self._declared: dict[str, Measure] = {}
+        self._plugins = Plugins("flatgauge.measures", self._check_plugin)
         self.variants: dict[str, Callable[[Measure], Measure]] = {}
 
     def add(self, measure: Measure) -> None:
@@ -233,10 +237,11 @@ class Registry:
             measure: The measure.
 
         Raises:
-            ValueError: If the name is taken, or a claimed group or the kind does not exist.
+            NameClashError: If the name is taken.
+            ValueError: If a claimed group or the kind does not exist.
         """
-        if measure.name in self._measures:
-            raise ValueError(f"a measure named `{measure.name}` exists already; rename one.")
+        if measure.name in self._declared:
+            raise NameClashError(f"a measure named `{measure.name}` exists already; rename one.")
         unknown = sorted(measure.invariant_to - GROUPS.keys())
         if unknown:
             raise ValueError(
@@ -248,7 +253,24 @@ class Registry:
                 f"`{measure.name}` is of the kind {measure.kind!r}; the kinds are "
                 f"{', '.join(KINDS)}."
             )
-        self._measures[measure.name] = measure
+        self._declared[measure.name] = measure
+
+    @property
+    def packages(self) -> dict[str, str]:
+        """The package, with its version, of every measure that another package brings."""
+        return self._plugins.packages()
+
+    @property
+    def _measures(self) -> dict[str, Measure]:
+        """The measures, with those of other packages."""
+        self._plugins.packages()
+        return self._declared
+
+    def _check_plugin(self, name: str, loaded: Any) -> list[str]:
+        """Refuse an entry point that has declared no measure of its name."""
+        if name not in self._declared:
+            raise TypeError(f"loading {loaded!r} has declared no measure named `{name}`.")
+        return [name]
 
     def __getitem__(self, name: str) -> Measure:
         if not isinstance(name, str):
@@ -509,7 +531,7 @@ def catalogue() -> pd.DataFrame:
 
     Returns:
         One row per measure: name, symbol, paper, definition, kind, geometry, functional,
-        invariant_to, cost, options.
+        invariant_to, cost, options, package.
     """
     import pandas as pd
 
@@ -520,6 +542,7 @@ def catalogue() -> pd.DataFrame:
             "invariant_to": ", ".join(group for group in GROUPS if group in item.invariant_to),
             "cost": item.cost,
             "options": ", ".join(f"{key}={value!r}" for key, value in item.options.items()),
+            "package": registry.packages.get(item.name, "flatgauge"),
         }
         for item in registry
     ]

@@ -6,6 +6,7 @@ import inspect
 import re
 
 from flatgauge.analysis.formatting import align_columns
+from flatgauge.graph.export import OP_PLUGINS
 from flatgauge.measures import registry
 from flatgauge.measures.registry import GROUPS, Measure
 from flatgauge.report.formulas import readable
@@ -26,7 +27,16 @@ def overview() -> str:
             f"    {item.definition}",
             f"    invariant to: {_claims(item)}; cost: {item.cost}",
         ]
-    return "\n".join([*lines, "", _FURTHER])
+    return "\n".join([*lines, "", *_plugin_lines(), _FURTHER])
+
+
+def _plugin_lines() -> list[str]:
+    """What other packages bring, a line for each."""
+    found: dict[str, list[str]] = {}
+    for kind, packages in (("measure", registry.packages), ("op", OP_PLUGINS.packages())):
+        for name, package in packages.items():
+            found.setdefault(package, []).append(f"{kind} `{name}`")
+    return [f"from {package}: {', '.join(items)}" for package, items in found.items()]
 
 
 def rich_overview() -> None:
@@ -40,7 +50,7 @@ def rich_overview() -> None:
         console.print(f"[bold]{escape(item.name)}[/]  [cyan]{escape(item.symbol)}[/]")
         told = f"[dim]invariant to[/] {_claims(item)}; [dim]cost[/] {escape(item.cost)}"
         console.print(Padding(f"{escape(item.definition)}\n{told}", (0, 0, 0, 4)))
-    console.print(f"\n{_FURTHER}", style="dim", markup=False)
+    console.print("\n".join(["", *_plugin_lines(), _FURTHER]), style="dim", markup=False)
 
 
 def rich_explain(name: str) -> None:

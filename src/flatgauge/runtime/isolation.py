@@ -1,9 +1,11 @@
-"""Run a user's model without leaving a trace on it, or on the process.
+"""Run code that is not ours: models without leaving a trace, user code, plug-ins.
 
 `isolate` sets a model up for differentiation and puts everything back afterwards: a `Snapshot`
 holds the model's attributes and the contents of what they hold, `preserve_rng` the global random
 states. `compiled_parts` names what `torch.compile` has taken over; `copy_model` copies a model, or
-says what cannot be copied.
+says what cannot be copied. `locate_errors` adds to an error of the user's code the innermost line
+of its traceback that is not Python's, an installed package's or flatgauge's. `Plugins` loads what
+other packages bring through entry points.
 """
 
 from __future__ import annotations
@@ -15,9 +17,11 @@ import sys
 import sysconfig
 import threading
 import traceback
+import warnings
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from importlib.metadata import EntryPoint, entry_points
 from operator import is_
 from pathlib import Path
 from typing import Any
@@ -472,3 +476,48 @@ def _with_message(error: Exception, text: str) -> Exception:
     if other is not None and str(other) == text:
         return other
     return RuntimeError(f"{type(error).__name__}: {text}")
+
+
+class NameClashError(ValueError):
+    """Something of this name exists already."""
+
+
+class Plugins:
+    """What other packages bring under a group of entry points, loaded once, on first use.
+
+    A plug-in that cannot be loaded is left out with a warning; a name that is taken is an error.
+    """
+
+    def __init__(self, group: str, add: Callable[[str, Any], Iterable[str]]) -> None:
+        """Hand every name and loaded object to a function that returns the names it added."""
+        self._group, self._add = group, add
+        self._packages: dict[str, str] | None = None
+        self._clash = ""
+
+    def packages(self) -> dict[str, str]:
+        """The package, with its version, that brought each name."""
+        if self._packages is None:
+            self._packages = {}  # Set first: a plug-in may use the table while it is loaded.
+            for entry in entry_points(group=self._group):
+                self._load(entry, self._packages)
+        if self._clash:
+            raise NameClashError(self._clash)
+        return self._packages
+
+    def _load(self, entry: EntryPoint, packages: dict[str, str]) -> None:
+        """Load one entry point."""
+        home = f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value
+        what = f"`{entry.name}` of the package `{home}` (entry points `{self._group}`)"
+        try:
+            packages |= dict.fromkeys(self._add(entry.name, entry.load()), home)
+        except NameClashError as error:
+            self._clash = (
+                f"{what} cannot be used: {error} Uninstall the package or rename it there."
+            )
+        except (Exception, SystemExit) as error:
+            text = describe_error(error, anywhere=True)
+            warnings.warn(
+                f"{what} cannot be loaded and is left out: {text}; update the package or uninstall "
+                "it.",
+                stacklevel=2,
+            )

@@ -26,6 +26,7 @@ from torch import Tensor, fx
 from flatgauge.graph.export import ModelGraph
 from flatgauge.graph.layers import input_dependent_uses
 from flatgauge.graph.ops import arguments_of, is_floating, op_name, op_record, shape_of, source_line
+from flatgauge.runtime.isolation import NameClashError
 from flatgauge.symmetry.inference.equations import (
     ZERO,
     Scale,
@@ -260,6 +261,8 @@ class Rule:
 
     def __init_subclass__(cls, *, family: str = "") -> None:
         """Register the class for a family of ops."""
+        if family in RULES:
+            raise NameClashError(f"the family of ops `{family}` has a rule already.")
         if family:
             RULES[family] = cls()
 
