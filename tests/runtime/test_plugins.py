@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import flatgauge
-from flatgauge.graph.ops import _add_records
+from flatgauge.graph.export import _add_records
 from flatgauge.measures import registry
 from flatgauge.runtime.isolation import NameClashError, Plugins
 

@@ -2,7 +2,8 @@
 
 What enters: a module and an example call. What leaves: a `ModelGraph` that can be walked, and run
 with other parameters, other inputs, and handlers in the place of some ops. `ExportedGraphs` keeps
-the graphs of one model for its copies with other weights.
+the graphs of one model for its copies with other weights. Records of ops that other packages bring
+through the entry points `flatgauge.rules` join the table (`graph/ops.py`) with the first graph.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import logging
 import re
 import types
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
@@ -25,8 +26,8 @@ from torch.func import functional_call
 from torch.utils import _pytree as pytree
 
 from flatgauge.estimators.linalg import agrees
-from flatgauge.graph.ops import call_op, filling, is_random, op_name, shape_of
-from flatgauge.runtime.isolation import explain_copy_errors
+from flatgauge.graph.ops import OPS, Op, call_op, filling, is_random, op_name, shape_of
+from flatgauge.runtime.isolation import NameClashError, Plugins, explain_copy_errors
 
 #: Stands in for an op while the graph runs: takes its arguments, returns its output.
 Handler = Callable[..., Any]
@@ -77,6 +78,21 @@ class SampleAxis:
         return front.reshape(-1, samples, *rest).movedim(1, 0)
 
 
+def _add_records(name: str, records: Any) -> Iterable[str]:
+    """Add the records of another package to the table."""
+    if not isinstance(records, dict) or not all(isinstance(op, Op) for op in records.values()):
+        raise TypeError(f"`{name}` is not a dict of `Op` records by the names of ops.")
+    for op in records:
+        if op in OPS:
+            raise NameClashError(f"the op `{op}` has a record already.")
+    OPS.update(records)
+    return records
+
+
+#: The records that other packages bring, loaded before the first graph is made.
+OP_PLUGINS = Plugins("flatgauge.rules", _add_records)
+
+
 class ModelGraph:
     """A model in eval mode, as a graph of functional tensor operations.
 
@@ -99,6 +115,7 @@ class ModelGraph:
         select: Callable[[Any], Any] = lambda output: output,
     ) -> None:
         """Export a model."""
+        OP_PLUGINS.packages()
         program = _export(_Called(model, select), arguments, keywords, samples)
         self._module = program.graph_module
         self.nodes: list[fx.Node] = list(program.graph.nodes)

@@ -5,23 +5,20 @@ graph's output in every parameter. The records are data. Scale inference and pat
 rule class of an op's family (`symmetry/inference`); the degree follows from the record
 alone: arguments that are multiplied add their degrees, all others contribute the largest, and an
 argument in which the op is not even piecewise linear has degree two. An op without a record is
-curved in everything it reads. Other packages add records through the entry points
-`flatgauge.rules`. Functions of single nodes give an op's name, arguments and shape.
+curved in everything it reads. Other packages add records (see `graph/export.py`).
+Functions of single nodes give an op's name, arguments and shape.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
-
-from flatgauge.runtime.isolation import NameClashError, Plugins
 
 if TYPE_CHECKING:
     from flatgauge.graph.export import ModelGraph
@@ -328,24 +325,8 @@ class ParameterDegrees:
     reasons: dict[str, str]
 
 
-def _add_records(name: str, records: Any) -> Iterable[str]:
-    """Add the records of another package to the table."""
-    if not isinstance(records, dict) or not all(isinstance(op, Op) for op in records.values()):
-        raise TypeError(f"`{name}` is not a dict of `Op` records by the names of ops.")
-    for op in records:
-        if op in OPS:
-            raise NameClashError(f"the op `{op}` has a record already.")
-    OPS.update(records)
-    return records
-
-
-#: The records that other packages bring.
-OP_PLUGINS = Plugins("flatgauge.rules", _add_records)
-
-
 def op_record(node: fx.Node) -> Op:
     """The record of a node's op."""
-    OP_PLUGINS.packages()
     return OPS.get(op_name(node), UNKNOWN)
 
 
