@@ -7,9 +7,7 @@ the ops are visited in the order in which they run, and the `Rule` of each gives
 outputs.
 
 There is one rule class per family of ops (see `graph/ops.py`), with one method per analysis:
-`scale` here, `path_sum` in `paths/path_sums.py`; a third analysis is a third method with a context
-of its own. What a class does not define refuses. A new op is a record in `OPS`, and a class if its
-family is new.
+`scale` here, `path_sum` in `paths/path_sums.py`. What a class does not define refuses.
 """
 
 from __future__ import annotations
