@@ -142,8 +142,8 @@ def test_every_batch_is_read_once_for_a_group():
                 yield torch.ones(2, 3) * start, torch.tensor([0, 1])
 
     surface = LossSurface(nn.Linear(3, 2), "cross_entropy", Loader(), memory="1MiB")
-    surface._batches._stored = None  # As if the data were larger than the budget.
-    surface._batches._mark()
+    surface.data._stored = None  # As if the data were larger than the budget.
+    surface.data._mark()
     evaluator = Evaluator(surface)
     reads.clear()
     evaluator(around(surface, evaluator.group))

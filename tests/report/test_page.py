@@ -271,7 +271,7 @@ def test_facts_tell_the_data_and_the_machine(runs):
     assert facts.seconds > 0
     samples = fg.load_dataset("digits", limit=5)
     surface = fg.LossSurface(_net(), "cross_entropy", samples)
-    assert surface.data_text == "digits, train: (5, 1, 8, 8) float32, (5,) int64"
+    assert surface.data.text == "digits, train: (5, 1, 8, 8) float32, (5,) int64"
 
 
 def _net():

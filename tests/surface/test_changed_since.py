@@ -80,8 +80,8 @@ def test_a_loader_that_is_read_again_must_give_the_same():
     x.mul_(2)
     assert surface.value(surface.point * 1) == before  # It was read into memory.
     large = fg.LossSurface(network(), "cross_entropy", loader, memory="2MiB")
-    large._batches._stored = None  # As where the data do not fit.
-    large._batches._mark()
+    large.data._stored = None  # As where the data do not fit.
+    large.data._mark()
     assert large.value(large.point * 1) > 0
     x.mul_(2)
     with pytest.raises(ValueError, match=DATA):

@@ -159,7 +159,7 @@ def test_a_streamed_loader_advances_no_random_state():
     before, own = states(), source.get_state()
     surface = LossSurface(model, "cross_entropy", loader, memory="2MiB")
     surface.value(), surface.gradient(), surface.hvp(torch.ones(surface.size))
-    assert not surface._batches.in_memory
+    assert not surface.data.in_memory
     assert states() == before
     assert torch.equal(source.get_state(), own)
 
@@ -177,8 +177,8 @@ def test_a_streamed_loader_keeps_a_random_state_of_its_own():
     model = nn.Linear(100, 3)
     streamed = LossSurface(model, "cross_entropy", Seeding(), memory="2MiB")
     held = LossSurface(model, "cross_entropy", Seeding())
-    assert held._batches.in_memory
-    assert not streamed._batches.in_memory
+    assert held.data.in_memory
+    assert not streamed.data.in_memory
     assert streamed.value() == pytest.approx(held.value(), rel=1e-6)
 
 
@@ -206,4 +206,4 @@ class Counted(Dataset):
 
 def test_a_data_set_is_read_in_its_order():
     surface = LossSurface(net(), "cross_entropy", Counted())
-    assert torch.equal(next(iter(surface._batches)).inputs, X)
+    assert torch.equal(next(iter(surface.data)).inputs, X)

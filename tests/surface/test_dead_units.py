@@ -14,8 +14,8 @@ from torch.autograd.function import Function
 from torch.utils.checkpoint import checkpoint
 
 from flatgauge import LossSurface
-from flatgauge.surface import double_backward
-from flatgauge.surface.double_backward import active_units
+from flatgauge.surface import derivatives
+from flatgauge.surface.derivatives import active_units
 
 
 @pytest.fixture(autouse=True)
@@ -33,7 +33,7 @@ def left_out(monkeypatch) -> list[bool]:
         asked.append(found is not None)
         return found
 
-    monkeypatch.setattr(double_backward, "active_units", heard)
+    monkeypatch.setattr(derivatives, "active_units", heard)
     return asked
 
 
@@ -450,7 +450,7 @@ def test_chunks_leave_out_units_of_their_own(monkeypatch):
         sets.add(None if found is None else tuple(found.tolist()))
         return found
 
-    monkeypatch.setattr(double_backward, "active_units", heard)
+    monkeypatch.setattr(derivatives, "active_units", heard)
     compared(Net(plain).double(), chunk=2)
     assert len(sets) > 4
 

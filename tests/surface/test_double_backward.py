@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from flatgauge import LossSurface
 from flatgauge.surface import hvp
-from flatgauge.surface.double_backward import FastDoubleBackward
+from flatgauge.surface.derivatives import FastDoubleBackward
 
 CONVOLUTIONS = {
     "plain": (torch.conv2d, (2, 3, 6, 5), (4, 3, 3, 2), {}),

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from flatgauge import LossSurface
-from flatgauge.surface.batch import as_batch, can_join, sample_digests
+from flatgauge.surface.data import as_batch, can_join, sample_digests
 
 GENERATOR = torch.Generator().manual_seed(0)
 X = torch.randn(600, 4, generator=GENERATOR).double()

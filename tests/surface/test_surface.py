@@ -143,7 +143,7 @@ def test_a_loader_too_large_to_hold_is_read_anew_in_every_pass():
     loader = DataLoader(TensorDataset(inputs, targets), batch_size=500)
     held = LossSurface(model, "cross_entropy", (inputs, targets))
     streamed = LossSurface(model, "cross_entropy", loader, memory="2MiB")
-    assert not streamed._batches.in_memory
+    assert not streamed.data.in_memory
     assert streamed.samples == 4000
     vector = torch.ones(held.size)
     assert error(streamed.hvp(vector), held.hvp(vector)) < 1e-5

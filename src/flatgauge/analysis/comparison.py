@@ -33,9 +33,8 @@ from flatgauge.analysis.ranking import (
 from flatgauge.analysis.request import Request, result_callback, validate_request
 from flatgauge.analysis.result import UNFINISHED, Result
 from flatgauge.measures.registry import GROUPS
-from flatgauge.surface.batch import tensors
-from flatgauge.surface.model_graph import share_graphs
-from flatgauge.surface.surface import LossSurface, shared_processes
+from flatgauge.surface.data import tensors
+from flatgauge.surface.surface import LossSurface, share_graphs, shared_processes
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -94,10 +94,11 @@ def memory_estimate(surface: LossSurface, *, sweep: bool = True) -> MemoryEstima
         >>> memory_estimate(two_weights(2.0, 3.0)).fits
         True
     """
-    budget, samples = surface.budget, min(surface.chunk, surface.largest_share)
+    budget, share = surface.budget, max(surface.data.shares)
+    samples = min(surface.chunk, share)
     with isolate(surface.model, surface.device):
         graph = surface.risk.graph_bytes(samples)
-    chunks = math.ceil(surface.largest_share / samples)
+    chunks = math.ceil(share / samples)
     room = (budget.hvp() / graph - WORKING) / KEPT if graph else chunks
     kept = max(0, min(chunks, int(room)))
     vectors = min(budget.lanczos_vectors(), surface.size)

@@ -75,7 +75,7 @@ def bar(*surfaces: LossSurface) -> Iterator[Progress]:
 
         for surface in surfaces:
 
-            def count(samples: int, all_samples: int = surface.largest_share) -> None:
+            def count(samples: int, all_samples: int = max(surface.data.shares)) -> None:
                 nonlocal seen
                 seen += samples / all_samples
                 progress.update(task, passes=seen)

@@ -20,7 +20,7 @@ from flatgauge.curvature.block_eigenvalues import block_eigenvalues
 from flatgauge.curvature.sweep.backprop import sweep_of
 from flatgauge.estimators.linalg import child_generator, root_seed, to_float64
 from flatgauge.graph.layers import Layer
-from flatgauge.surface.arguments import as_tensor
+from flatgauge.surface.model import as_tensor
 from flatgauge.surface.surface import LossSurface
 
 #: Accuracy of the top eigenvalue, relative to it, and the products that may be spent on it.

@@ -44,8 +44,8 @@ from flatgauge.curvature.sweep.backprop import MOST_FACTORS, Sweep, sweep_of
 from flatgauge.estimators.linalg import child_generator, random_signs, root_seed, to_float64
 from flatgauge.graph.layers import Layer
 from flatgauge.runtime.isolation import isolate
+from flatgauge.surface.data import IGNORED
 from flatgauge.surface.losses import NormalizedCrossEntropy, prediction
-from flatgauge.surface.targets import IGNORED
 
 if TYPE_CHECKING:
     from flatgauge.surface.surface import LossSurface

@@ -27,7 +27,7 @@ from flatgauge.curvature.sweep.backprop import Sweep, sweep_of
 from flatgauge.curvature.sweep.conv import LayerFactors
 from flatgauge.estimators.eigenvalues import Eigenpairs, top_eigenvalues
 from flatgauge.graph.layers import Layer
-from flatgauge.surface.double_backward import SubmatrixIndex
+from flatgauge.surface.derivatives import SubmatrixIndex
 
 if TYPE_CHECKING:
     from flatgauge.surface.surface import LossSurface

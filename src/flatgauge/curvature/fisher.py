@@ -23,7 +23,7 @@ from flatgauge.curvature.sweep.backprop import Sweep, sweep_of
 from flatgauge.estimators.linalg import to_float64
 from flatgauge.graph.export import UnsupportedGraphError
 from flatgauge.runtime.isolation import isolate
-from flatgauge.surface.batch import Batch, map_tensors, tensors, why_whole
+from flatgauge.surface.data import Batch, map_tensors, tensors, why_whole
 from flatgauge.surface.surface import LossSurface
 
 #: Every sample's weight in the mean (N,), and by parameter its share (N,) in the weighted sum.

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import NamedTuple, ParamSpec
+from typing import Any, NamedTuple, ParamSpec
 
 import torch
 from torch import Generator, Tensor
@@ -22,7 +22,7 @@ from flatgauge.estimators.linalg import child_generator, digest, require_generat
 from flatgauge.estimators.trace import BLOCK
 from flatgauge.estimators.trace import trace as estimated_trace
 from flatgauge.geometry.chart import Chart, ExactTrace
-from flatgauge.surface.arguments import check_radius
+from flatgauge.surface.surface import is_finite
 
 P = ParamSpec("P")
 
@@ -342,7 +342,7 @@ def worst_case(
     """
     source = _require_source(generator, caller)
     radius = chart.epsilon if epsilon is None else epsilon
-    check_radius(option, radius, chart.surface.dtype)
+    _check_radius(option, radius, chart.surface.dtype)
     if starts < 1 or steps < 1:
         raise ValueError(f"`starts={starts!r}` and `steps={steps!r}` must be at least 1.")
     if radius >= chart.limit:
@@ -489,7 +489,7 @@ def expectation(
     """
     source = _require_source(generator, caller)
     sigma = chart.sigma if sigma is None else sigma
-    check_radius("sigma", sigma, chart.surface.dtype)
+    _check_radius("sigma", sigma, chart.surface.dtype)
     check_pairs(pairs)
     base = chart.value(chart.origin)
     rises = []
@@ -509,3 +509,16 @@ def expectation(
     return Estimate(
         abs(mean), stderr=stderr, details={"signed": mean}, options=options, notes=notes
     )
+
+
+def _check_radius(name: str, value: Any, dtype: torch.dtype) -> None:
+    """Refuse a radius that is not positive, or whose square is infinite."""
+    if not is_finite(value) or value <= 0:
+        raise ValueError(f"`{name}={value!r}` must be a positive finite number: it is a radius.")
+    largest = math.sqrt(torch.finfo(dtype).max)
+    if value > largest:
+        kind = str(dtype).removeprefix("torch.")
+        raise ValueError(
+            f"`{name}={value!r}` is too large a radius: its square overflows in {kind}, which "
+            f"holds radii up to {largest:.2g}; take a smaller one."
+        )

@@ -8,10 +8,9 @@ import sys
 from torch import fx
 
 from flatgauge.estimators.estimate import Estimate
-from flatgauge.graph.export import ModelGraph, in_precision
+from flatgauge.graph.export import ModelGraph
 from flatgauge.measures.registry import RESCALINGS, measure
 from flatgauge.runtime.isolation import isolate
-from flatgauge.surface.arguments import SHARDED
 from flatgauge.surface.losses import prediction
 from flatgauge.surface.surface import LossSurface
 from flatgauge.symmetry.paths.path_sums import path_sum
@@ -95,12 +94,7 @@ def path_norm(surface: LossSurface, *, order: float = 1.0) -> Estimate:
 def _graph(surface: LossSurface) -> tuple[ModelGraph, int]:
     """The graph for one sample, or for as many as cannot be taken apart, and how many these are."""
     subject, own = surface.functional_model, surface.risk.loss.own
-    if subject.sharded:
-        raise ValueError(SHARDED)
     batch = surface.risk.example(1)
-    arguments, keywords = subject.arguments(batch, with_labels=own)
-    model = in_precision(subject.model, subject.dtype)
-    with isolate(model, subject.device):
-        graph = surface.graphs.export(model, arguments, keywords, 0, prediction)
+    graph = subject.export(batch, surface.graphs, prediction, with_labels=own, samples=0)
     assert all(isinstance(output, fx.Node) for output in graph.outputs)
     return graph, batch.samples

@@ -1,20 +1,28 @@
-"""First and second derivatives of one scalar function of several leaves.
+"""Operations with second derivatives of their own, where those of torch are slow or wrong.
 
-What enters: a function of the leaves and vectors. What leaves: gradients and Hessian products, by
-reverse over reverse (`GradientGraph`), forward over reverse, or differences of the gradient. A kept
-graph makes a product cost one backward pass, not one forward and two backward passes.
+A convolution is linear in its input x and in its weight w, so ⟨g, conv(x, w)⟩ is linear in three
+tensors. Its derivative by any of them is linear in the other two, and the derivatives of these
+are of the same three kinds: here each is one efficient kernel. torch differentiates a weight's
+gradient by a convolution with the whole batch as channels and images as kernels instead, which
+takes as long as all the rest of a product. The second derivative of its weight normalisation is
+wrong in torch 2.13.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import torch
-from torch import Tensor
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.autograd.function import Function
 from torch.autograd.graph import get_gradient_edge
+from torch.overrides import TorchFunctionMode
 
-Function = Callable[[Sequence[Tensor]], Tensor]
+ScalarFunction = Callable[[Sequence[Tensor]], Tensor]
 Method = Literal["reverse", "forward", "differences"]
 
 #: From most to least accurate and fast; the first that works is taken.
@@ -65,7 +73,7 @@ REENTRANT = (
 class GradientGraph:
     """The gradient of a function, with the graph that can be differentiated once more."""
 
-    def __init__(self, function: Function, leaves: Sequence[Tensor]) -> None:
+    def __init__(self, function: ScalarFunction, leaves: Sequence[Tensor]) -> None:
         gradient = differentiate(function(leaves), leaves, create_graph=True)
         self._leaves = leaves
         self._pieces = [
@@ -144,7 +152,7 @@ def differentiate(
 
 
 def forward_product(
-    function: Function, leaves: Sequence[Tensor], vector: Sequence[Tensor]
+    function: ScalarFunction, leaves: Sequence[Tensor], vector: Sequence[Tensor]
 ) -> Sequence[Tensor | None]:
     """Push a vector forward through the gradient."""
 
@@ -183,3 +191,393 @@ def difference_product(
             difference: Tensor = rise / (2 * step)
             return difference
     return None
+
+
+#: Units are left out where no more than this share of them are active: putting rows of weights
+#: together costs about as much as a twentieth of the products they are made for.
+_MOST = 0.9
+
+#: Layers with fewer units are left alone, and as many are gone on with as make a multiple of this:
+#: products of other sizes are slower.
+_FEWEST, _EVEN = 32, 16
+
+#: Under what name a tensor remembers where it comes from.
+_NOTE = "_flatgauge_origin"
+
+
+def active_units(units: Tensor) -> Tensor | None:
+    """Which units to go on with."""
+    if units.shape[-1] < _FEWEST or units.dim() < 2:
+        return None
+    # What is not a number counts as active.
+    active = units.detach().flatten(0, -2).sum(0) != 0
+    count = -(-int(active.sum()) // _EVEN) * _EVEN
+    if count > _MOST * len(active):
+        return None
+    # Active units come first; some of the others fill up.
+    return active.to(torch.uint8).argsort(descending=True, stable=True)[: max(count, _EVEN)]
+
+
+@dataclass(frozen=True)
+class SubmatrixIndex:
+    """Some rows and columns of matrices; None for all of them."""
+
+    rows: Tensor | None = None
+    columns: Tensor | None = None
+
+    @property
+    def everything(self) -> bool:
+        """Whether nothing is left out."""
+        return self.rows is None and self.columns is None
+
+    def take(self, matrix: Tensor) -> Tensor:
+        """The chosen part of a matrix (rows, columns)."""
+        return matrix if self.everything else matrix[self._places()]
+
+    def spread(self, part: Tensor, shape: Sequence[int]) -> Tensor:
+        """A matrix of zeros but for the chosen part."""
+        if self.everything:
+            return part
+        whole = part.new_zeros(shape)
+        whole[self._places()] = part
+        return whole
+
+    def _places(self) -> tuple[Any, ...]:
+        if self.rows is None:
+            return slice(None), self.columns
+        return (self.rows,) if self.columns is None else (self.rows[:, None], self.columns)
+
+
+@dataclass(frozen=True)
+class _Mapped:
+    """A linear map of `inputs`: the active units `chosen` (None for all); the weight is whole."""
+
+    inputs: Tensor
+    chosen: Tensor | None
+    weight: Tensor
+    bias: Tensor | None
+
+
+@dataclass(frozen=True)
+class _Rectified:
+    """A tensor has zeros, with zero derivatives, in all columns but `chosen`, which are `units`."""
+
+    units: Tensor
+    chosen: Tensor
+
+
+def _linear_of_active(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """A linear map, of the active units."""
+    known, chosen = _origin_of(inputs, _Rectified), None
+    if known is not None:
+        inputs, chosen = known.units, known.chosen
+    output = F.linear(inputs, _submatrix(weight, SubmatrixIndex(columns=chosen)), bias)
+    _note_origin(output, _Mapped(inputs, chosen, weight, bias))
+    return output
+
+
+def _relu_of_linear(
+    op: Callable[..., Tensor], inputs: Tensor, *options: Any, **named: Any
+) -> Tensor:
+    """A ReLU that remembers, behind a linear map, which of its units are active."""
+    before = _origin_of(inputs, _Mapped)
+    values = inputs.detach()
+    chosen = None if before is None else active_units(values.relu())
+    if before is None or chosen is None:
+        return op(inputs, *options, **named)
+    kept = values.index_select(-1, chosen)  # The ReLU may be in place.
+    output = op(inputs, *options, **named)
+    weight = _submatrix(before.weight, SubmatrixIndex(chosen, before.chosen))
+    bias = None if before.bias is None else before.bias.index_select(0, chosen)
+    units: Tensor = _Known.apply(before.inputs, weight, bias, kept)  # type: ignore[no-untyped-call]
+    _note_origin(output, _Rectified(units.relu(), chosen))
+    return output
+
+
+def _note_origin(tensor: Tensor, what: _Mapped | _Rectified) -> None:
+    """Remember where a tensor comes from, if it is differentiated."""
+    if tensor.grad_fn is not None:
+        setattr(tensor, _NOTE, (tensor._version, tensor.grad_fn, what))
+
+
+def _origin_of(tensor: Tensor, kind: type[Any]) -> Any:
+    """What is remembered of a tensor, if it is of a kind and still holds."""
+    version, maker, what = getattr(tensor, _NOTE, (None, None, None))
+    # It may have been written over or taken out of the graph since; and a hook on
+    # it must see its whole gradient.
+    holds = version == tensor._version and maker is tensor.grad_fn and torch.is_grad_enabled()
+    hooked = tensor._backward_hooks or tensor.retains_grad
+    return what if isinstance(what, kind) and holds and not hooked else None
+
+
+def _submatrix(weight: Tensor, choice: SubmatrixIndex) -> Tensor:
+    """Part of a weight, to be differentiated."""
+    if choice.everything:
+        return weight
+    found: Tensor = _Taken.apply(weight, choice)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Taken(Function):
+    """Some rows and columns of a matrix."""
+
+    @staticmethod
+    def forward(ctx: Any, matrix: Tensor, choice: SubmatrixIndex) -> Tensor:
+        ctx.choice, ctx.shape = choice, matrix.shape
+        return choice.take(matrix)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        return _Spread.apply(g, ctx.choice, ctx.shape), None  # type: ignore[no-untyped-call]
+
+
+class _Spread(Function):
+    """A matrix of zeros but for some rows and columns: the derivative of taking them."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, choice: SubmatrixIndex, shape: torch.Size) -> Tensor:
+        ctx.choice = choice
+        return choice.spread(part, shape)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        return _Taken.apply(g, ctx.choice), None, None  # type: ignore[no-untyped-call]
+
+
+class _Known(Function):
+    """A linear map whose values are known already."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None, values: Tensor
+    ) -> Tensor:
+        ctx.save_for_backward(inputs, weight)
+        ctx.has_bias = bias is not None
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        inputs, weight = ctx.saved_tensors
+        rows = g.flatten(0, -2)
+        by_inputs = g @ weight if ctx.needs_input_grad[0] else None
+        by_weight = rows.T @ inputs.flatten(0, -2) if ctx.needs_input_grad[1] else None
+        by_bias = rows.sum(0) if ctx.has_bias and ctx.needs_input_grad[2] else None
+        return by_inputs, by_weight, by_bias, None
+
+
+#: Whether tensors saved for backward are stored in another way (newer torch only).
+_HOOKS = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+
+#: The convolutions, and how many spatial axes they have.
+_SPACES = {torch.conv1d: 1, torch.conv2d: 2, torch.conv3d: 3}
+
+#: The names under which a ReLU is called.
+_RECTIFIERS = {F.relu, F.relu_, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_}
+
+
+class _Shape(NamedTuple):
+    """How a convolution is made: what `torch.ops.aten.convolution` takes apart from tensors."""
+
+    stride: list[int]
+    padding: list[int]
+    dilation: list[int]
+    transposed: bool
+    output_padding: list[int]
+    groups: int
+
+
+class _Forward(Function):
+    """The convolution of an input with a weight: the derivative by g."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, w: Tensor, shape: _Shape) -> Tensor:
+        ctx.save_for_backward(x, w)
+        ctx.shape = shape
+        found: Tensor = torch.ops.aten.convolution(x, w, None, *shape)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        x, w = ctx.saved_tensors
+        wanted = ctx.needs_input_grad
+        by_input = _apply(_ByInput, g, w, x, ctx.shape) if wanted[0] else None
+        by_weight = _apply(_ByWeight, g, x, w, ctx.shape) if wanted[1] else None
+        return by_input, by_weight, None
+
+
+class _ByInput(Function):
+    """The derivative by the input; `like` is any tensor of its kind."""
+
+    @staticmethod
+    def forward(ctx: Any, g: Tensor, w: Tensor, like: Tensor, shape: _Shape) -> Tensor:
+        ctx.save_for_backward(g, w)
+        ctx.shape = shape
+        found: Tensor = _gradients(g, like, w, shape, (True, False))[0]
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, x: Tensor) -> tuple[Tensor | None, ...]:
+        g, w = ctx.saved_tensors
+        wanted = ctx.needs_input_grad
+        by_output = _apply(_Forward, x, w, ctx.shape) if wanted[0] else None
+        by_weight = _apply(_ByWeight, g, x, w, ctx.shape) if wanted[1] else None
+        return by_output, by_weight, None, None
+
+
+class _ByWeight(Function):
+    """The derivative by the weight; `like` is any tensor of its kind."""
+
+    @staticmethod
+    def forward(ctx: Any, g: Tensor, x: Tensor, like: Tensor, shape: _Shape) -> Tensor:
+        ctx.save_for_backward(g, x)
+        ctx.shape = shape
+        found: Tensor = _gradients(g, x, like, shape, (False, True))[1]
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, w: Tensor) -> tuple[Tensor | None, ...]:
+        g, x = ctx.saved_tensors
+        wanted = ctx.needs_input_grad
+        by_output = _apply(_Forward, x, w, ctx.shape) if wanted[0] else None
+        by_input = _apply(_ByInput, g, w, x, ctx.shape) if wanted[1] else None
+        return by_output, by_input, None, None
+
+
+def _apply(kind: Any, *arguments: Any) -> Tensor:
+    """One of the three derivatives, to be differentiated further."""
+    found: Tensor = kind.apply(*arguments)
+    return found
+
+
+def _gradients(g: Tensor, x: Tensor, w: Tensor, shape: _Shape, wanted: tuple[bool, bool]) -> Any:
+    """The gradients of a convolution by input and weight, as far as they are wanted."""
+    return torch.ops.aten.convolution_backward(g, x, w, None, *shape, [*wanted, False])
+
+
+class FastDoubleBackward(TorchFunctionMode):
+    """While entered, some operations run as defined here.
+
+    These are convolutions, batch-norms with stored statistics, and weight normalisation. With
+    `skip_dead`, linear maps leave out hidden units that are zero on all samples; what a model
+    differentiates by such units itself is then not found.
+    """
+
+    def __init__(self, *, skip_dead: bool = True) -> None:
+        super().__init__()
+        self._skip_dead = skip_dead
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run one op."""
+        kwargs = kwargs or {}
+        if func in _SPACES:
+            return _convolution(func, *args, **kwargs)
+        if func is F.batch_norm:
+            return _batch_norm(*args, **kwargs)
+        if func is torch._weight_norm:
+            return _weight_norm(*args, **kwargs)
+        if not self._skip_dead:
+            return func(*args, **kwargs)
+        if func is F.linear:
+            return _linear(*args, **kwargs)
+        if func in _RECTIFIERS:
+            return _relu(func, *args, **kwargs)
+        return func(*args, **kwargs)
+
+
+def _convolution(
+    func: Callable[..., Any],
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+    groups: int = 1,
+) -> Tensor:
+    """A convolution, with its bias added afterwards."""
+    space = _SPACES[func]
+    alone = input.dim() != space + 2 or weight.dim() != space + 2
+    if alone or isinstance(padding, str) or not _is_plain(input, weight, bias):
+        found: Tensor = func(input, weight, bias, stride, padding, dilation, groups)
+        return found
+    steps, sides, gaps = (_each(given, space) for given in (stride, padding, dilation))
+    shape = _Shape(steps, sides, gaps, False, [0] * space, groups)
+    output = _apply(_Forward, input, weight, shape)
+    return output if bias is None else output + bias.view(-1, *[1] * space)
+
+
+def _is_plain(*tensors: Tensor | None) -> bool:
+    """Whether an op on tensors is what it says: nothing casts, transforms or overrides it."""
+    # Nor is it part of a checkpoint: that runs again in the backward pass, where torch switches
+    # modes off, and must save the same tensors then.
+    given = [tensor for tensor in tensors if tensor is not None]
+    return (
+        {type(tensor) for tensor in given} <= {Tensor, nn.Parameter}
+        and len({tensor.dtype for tensor in given}) == 1
+        and given[0].is_floating_point()
+        and not torch.is_autocast_enabled(given[0].device.type)
+        and (_HOOKS is None or _HOOKS(False) is None)
+        and not torch._C._are_functorch_transforms_active()
+        and all(forward_ad.unpack_dual(tensor).tangent is None for tensor in given)
+    )
+
+
+def _each(given: Any, space: int) -> list[int]:
+    """One number for every spatial axis."""
+    numbers = [given] if isinstance(given, int) else list(given)
+    return numbers * space if len(numbers) == 1 else numbers
+
+
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """A linear map, of the active units."""
+    usual = weight.dim() == 2 and (bias is None or bias.shape == weight.shape[:1])
+    if input.dim() < 2 or not usual or not _is_plain(input, weight, bias):
+        return F.linear(input, weight, bias)
+    return _linear_of_active(input, weight, bias)
+
+
+def _relu(func: Callable[..., Any], input: Tensor, *options: Any, **named: Any) -> Tensor:
+    """A ReLU, which remembers its active units."""
+    if not _is_plain(input):
+        found: Tensor = func(input, *options, **named)
+        return found
+    return _relu_of_linear(func, input, *options, **named)
+
+
+def _batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Batch-norm; with stored statistics, as the scale and shift of every channel that it is."""
+    stored = running_mean is not None and running_var is not None and not training
+    if not stored or not _is_plain(input, running_mean, running_var, weight, bias):
+        return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
+    assert running_mean is not None
+    assert running_var is not None
+    scale = (running_var + eps).rsqrt()
+    if weight is not None:
+        scale = scale * weight
+    shift = -running_mean * scale
+    if bias is not None:
+        shift = shift + bias
+    spread = (-1, *[1] * (input.dim() - 2))
+    return torch.addcmul(shift.view(spread), input, scale.view(spread))
+
+
+def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> Tensor:
+    """A weight of direction v and size g."""
+    if not _is_plain(v, g):
+        return torch._weight_norm(v, g, dim)
+    return v * (g / torch.norm_except_dim(v, 2, dim))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
@@ -19,18 +20,11 @@ from torch import Tensor, nn
 
 from flatgauge.estimators.linalg import to_float64
 from flatgauge.runtime.isolation import locate_errors
+from flatgauge.surface.data import IGNORED
 from flatgauge.surface.loss_hessian import DiagonalHessian, LossHessian, SoftmaxHessian
-from flatgauge.surface.targets import (
-    IGNORED,
-    align_labels,
-    check_label_lists,
-    check_labels,
-    check_layout,
-    check_not_negative,
-    check_signs,
-    check_unit_interval,
-    label_count,
-)
+
+#: How far probabilities may be from a sum of one: they may have been stored in half precision.
+_SUM = 1e-2
 
 #: Refuses targets, from the name of a loss, the tensor that it reads, and the targets.
 Check = Callable[[str, Tensor, Any], None]
@@ -340,9 +334,9 @@ def prediction(output: Any) -> Tensor:
     """The tensor that a named loss compares: the output, its `logits`, or its first numbers."""
     if isinstance(output, Tensor):
         return output
-    candidate = _logits(output)
+    candidate = logits_of(output)
     if candidate is None:
-        candidate = next(iter(_float_tensors(output)), None)
+        candidate = next(iter(float_tensors(output)), None)
     if not isinstance(candidate, Tensor):
         raise TypeError(
             f"the model returns a {type(output).__name__} with no `logits`; a named loss needs a "
@@ -351,45 +345,16 @@ def prediction(output: Any) -> Tensor:
     return candidate
 
 
-def check_choice(loss: Loss, output: Any, target: Any) -> list[str]:
-    """Refuse several tensors unless only the first fits the targets; return notes on the choice."""
-    if not loss.knows_count or isinstance(output, Tensor) or _logits(output) is not None:
-        return []
-    found = _float_tensors(output)
-    if len(found) < 2:
-        return []
-    fitting = [place for place, tensor in enumerate(found) if _fits(loss, tensor, target)]
-    shapes = ", ".join(str(tuple(tensor.shape)) for tensor in found)
-    if fitting == [0]:
-        return [f"the model returns tensors of shapes {shapes}; the loss is taken of the first"]
-    targets = f" of shape {tuple(target.shape)}" if isinstance(target, Tensor) else ""
-    raise ValueError(
-        f"the model returns {len(found)} tensors, of shapes {shapes}; {len(fitting)} of them fit "
-        f"the targets{targets}, so the loss {loss.name!r} cannot choose the first. Return one "
-        "tensor, or a dict that has it as `logits`; or pass a function that picks it, such as "
-        "`loss=lambda output, target: F.cross_entropy(output[1], target)`."
-    )
-
-
-def _logits(output: Any) -> Any:
+def logits_of(output: Any) -> Any:
     """What an output calls its logits; None where it has none."""
     candidate = getattr(output, "logits", None)
     return output.get("logits") if candidate is None and isinstance(output, Mapping) else candidate
 
 
-def _float_tensors(output: Any) -> list[Tensor]:
+def float_tensors(output: Any) -> list[Tensor]:
     """The floating-point tensors of a tuple or list, without what is nested in it (caches)."""
     items = output if isinstance(output, (tuple, list)) else ()
     return [item for item in items if isinstance(item, Tensor) and item.is_floating_point()]
-
-
-def _fits(loss: Loss, tensor: Tensor, target: Any) -> bool:
-    """Whether a loss takes a tensor with the targets."""
-    try:
-        loss.check(tensor, target)
-    except ValueError:
-        return False
-    return True
 
 
 def resolve_loss(loss: Any, denominator: Any = None) -> Loss:
@@ -432,9 +397,6 @@ def _resolve(loss: Any) -> Loss:
         raise TypeError(
             f"`loss` is the class {loss.__name__}; pass an instance of it: `{loss.__name__}()`."
         )
-    for function, make in _FUNCTIONS:
-        if loss is function:
-            return make()
     reduction = getattr(loss, "reduction", "mean")
     if reduction == "sum" and isinstance(loss, nn.Module):
         name = type(loss).__name__
@@ -450,37 +412,29 @@ def _resolve(loss: Any) -> Loss:
             f"the loss {type(loss).__name__} has reduction={reduction!r}, but a loss surface is a "
             f"mean over samples; use {type(loss).__name__}(reduction='mean')."
         )
-    return _resolve_module(loss) or CustomLoss(loss)
+    return _resolve_torch(loss) or CustomLoss(loss)
 
 
-def _resolve_module(loss: Any) -> Loss | None:
-    """Read torch's own loss modules, whose denominators are known."""
-    if type(loss) is nn.CrossEntropyLoss:
-        return CrossEntropy(
-            weight=loss.weight,
-            ignored=loss.ignore_index,
-            smoothing=loss.label_smoothing,
-            second=True,
-        )
-    if type(loss) is nn.NLLLoss:
-        return NLL(weight=loss.weight, ignored=loss.ignore_index, second=True)
-    if type(loss) is nn.MSELoss:
-        return mean_squared_error()
-    if type(loss) is nn.L1Loss:
-        return mean_absolute_error()
-    if type(loss) is nn.BCEWithLogitsLoss and loss.weight is None:
+def _resolve_torch(loss: Any) -> Loss | None:
+    """Read torch's own losses, functions or modules, whose denominators are known."""
+    kind = type(loss)
+    if loss is F.mse_loss or kind is nn.MSELoss:
+        return NAMED["mse"]()
+    if loss is F.l1_loss or kind is nn.L1Loss:
+        return NAMED["l1"]()
+    if loss is F.binary_cross_entropy_with_logits:
+        return binary_cross_entropy()
+    if kind is nn.BCEWithLogitsLoss and loss.weight is None:
         return binary_cross_entropy(loss.pos_weight)
+    # Classes are the second dimension of the outputs here.
+    if loss is F.cross_entropy or loss is F.nll_loss:
+        return (CrossEntropy if loss is F.cross_entropy else NLL)(second=True)
+    if kind is nn.NLLLoss:
+        return NLL(weight=loss.weight, ignored=loss.ignore_index, second=True)
+    if kind is nn.CrossEntropyLoss:
+        options = {"weight": loss.weight, "ignored": loss.ignore_index}
+        return CrossEntropy(smoothing=loss.label_smoothing, second=True, **options)
     return None
-
-
-def mean_squared_error() -> Loss:
-    """The squared error, averaged over samples and outputs."""
-    return Elementwise("mse", F.mse_loss, lambda guess, _: guess.new_full((), 2.0))
-
-
-def mean_absolute_error() -> Loss:
-    """The absolute error, averaged over samples and outputs."""
-    return Elementwise("l1", F.l1_loss, lambda guess, _: guess.new_zeros(()))
 
 
 def binary_cross_entropy(pos_weight: Tensor | None = None) -> Loss:
@@ -498,19 +452,10 @@ def binary_cross_entropy(pos_weight: Tensor | None = None) -> Loss:
 NAMED: dict[str, Callable[[], Loss]] = {
     "binary_cross_entropy": binary_cross_entropy,
     "cross_entropy": CrossEntropy,
-    "l1": mean_absolute_error,
-    "mse": mean_squared_error,
+    "l1": lambda: Elementwise("l1", F.l1_loss, lambda guess, _: guess.new_zeros(())),
+    "mse": lambda: Elementwise("mse", F.mse_loss, lambda guess, _: guess.new_full((), 2.0)),
     "nll": NLL,
 }
-
-#: torch's own functions; classes are the second dimension of their outputs.
-_FUNCTIONS: tuple[tuple[Any, Callable[[], Loss]], ...] = (
-    (F.binary_cross_entropy_with_logits, binary_cross_entropy),
-    (F.cross_entropy, lambda: CrossEntropy(second=True)),
-    (F.l1_loss, mean_absolute_error),
-    (F.mse_loss, mean_squared_error),
-    (F.nll_loss, lambda: NLL(second=True)),
-)
 
 
 def _check_signature(function: Callable[[Any, Any], Any], name: str) -> None:
@@ -539,6 +484,146 @@ def _as_scalar(value: Any, name: str) -> Tensor:
             "number (for a torch loss: `reduction='mean'`)."
         )
     return value.reshape(())
+
+
+def align_labels(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Bring logits and class labels to the shapes (M, C) and (M,) or (M, C) of torch."""
+    if target.is_floating_point():
+        return logits, target
+    fits = logits.shape[:1] + logits.shape[2:] == target.shape
+    if not fits and logits.shape[:-1] == target.shape:  # (N, T, C): one label per position
+        logits, target = logits.flatten(0, -2), target.flatten()
+    return logits, target.long()
+
+
+def label_count(target: Tensor, weight: Tensor | None, ignored: int) -> float:
+    """The denominator that torch uses for class labels or class probabilities."""
+    if target.is_floating_point():
+        return target.numel() / target.shape[1]
+    target = target.long()  # Compared with -100, torch takes a uint8 of 156 for it.
+    kept = target[target != ignored]
+    if weight is None:
+        return float(kept.numel())
+    return float(weight.cpu().double()[kept.long().cpu()].sum())
+
+
+def check_labels(name: str, logits: Tensor, target: Any, ignored: int | None = None) -> None:
+    """Refuse labels that torch would answer with an index error, or silently misread."""
+    if not isinstance(target, Tensor) or logits.dim() < 2:
+        raise ValueError(
+            f"`loss={name!r}` needs outputs of shape (N, classes) and a tensor of labels, but got "
+            f"outputs of shape {tuple(logits.shape)} and a {type(target).__name__} as targets."
+        )
+    if target.is_floating_point():
+        if target.shape != logits.shape:
+            raise ValueError(
+                f"`loss={name!r}` got {target.dtype} targets of shape {tuple(target.shape)} for "
+                f"outputs of shape {tuple(logits.shape)}; give integer class labels of shape (N,) "
+                "or class probabilities of the outputs' shape, or use `loss='mse'`."
+            )
+        _check_distribution(name, target)
+        return
+    shaped, labels = align_labels(logits, target)
+    classes = shaped.shape[1]
+    if shaped.shape[:1] + shaped.shape[2:] != labels.shape:
+        raise ValueError(
+            f"`loss={name!r}` got labels of shape {tuple(target.shape)} for outputs of shape "
+            f"{tuple(logits.shape)}; labels need the outputs' shape without the class dimension."
+        )
+    if classes == 1:
+        raise ValueError(
+            f"`loss={name!r}` over one class is the constant 0 and has no curvature; use "
+            "`loss='binary_cross_entropy'` for one logit, or give the model one output per class."
+        )
+    kept = labels if ignored is None else labels[labels != ignored]
+    if kept.numel() and (int(kept.min()) < 0 or int(kept.max()) >= classes):
+        exception = "" if ignored is None else f" (or be {ignored} to be ignored)"
+        raise ValueError(
+            f"labels run from {int(kept.min())} to {int(kept.max())}, but the model has "
+            f"{classes} outputs, so labels must lie in 0..{classes - 1}{exception}; check the "
+            "model's last layer and the labels."
+        )
+
+
+def check_layout(name: str, logits: Tensor, target: Tensor) -> None:
+    """Refuse outputs whose classes may be the second dimension as well as the last."""
+    function = {"cross_entropy": "cross_entropy", "nll": "nll_loss"}[name]
+    first = logits.shape[:1] + logits.shape[2:] == target.shape
+    if logits.dim() > 2 and first and logits.shape[:-1] == target.shape:
+        raise ValueError(
+            f"`loss={name!r}` got outputs of shape {tuple(logits.shape)} for labels of shape "
+            f"{tuple(target.shape)}: the classes may be the second dimension or the last. If the "
+            f"second, pass `loss=F.{function}`; if the last, pass "
+            f"`loss=lambda o, t: F.{function}(o.flatten(0, -2), t.flatten())`."
+        )
+
+
+def _check_distribution(name: str, target: Tensor) -> None:
+    """Refuse targets that are not class probabilities along the second dimension."""
+    low = float(target.min())
+    if low < 0:
+        raise ValueError(
+            f"the loss {name!r} got floating-point targets, which it takes for class "
+            f"probabilities, but they go down to {low:g}; give probabilities (`y.softmax(1)` of "
+            "logits), integer class labels, or use `loss='mse'` for numbers."
+        )
+    sums = target.sum(1)
+    worst = sums.reshape(-1)[(sums - 1).abs().argmax()].item()
+    if abs(worst - 1) > _SUM:
+        raise ValueError(
+            f"the loss {name!r} got floating-point targets, which it takes for class "
+            f"probabilities, but those of one sample add up to {worst:g}; divide them by their sum "
+            "(`y / y.sum(1, keepdim=True)`), or use `loss='binary_cross_entropy'` for labels that "
+            "do not exclude each other."
+        )
+
+
+def check_unit_interval(name: str, guess: Tensor, target: Any) -> None:
+    """Refuse targets that are not between 0 and 1."""
+    needed = (
+        "it needs probabilities from 0 to 1; give `(y + 1) / 2` for labels -1 and 1, divide by the "
+        "largest for other scales, or use `loss='cross_entropy'` for class numbers."
+    )
+    _check_range(name, target, 0, 1, needed)
+
+
+def check_signs(name: str, guess: Tensor, target: Any) -> None:
+    """Refuse targets other than -1 and 1."""
+    _check_range(name, target, -math.inf, math.inf, "")
+    odd = target[(target != 1) & (target != -1)]
+    if odd.numel():
+        raise ValueError(
+            f"the loss {name!r} got the target {odd.reshape(-1)[0].item():g}, but it needs -1 or "
+            "1; give `2 * y - 1` for labels 0 and 1."
+        )
+
+
+def check_not_negative(name: str, guess: Tensor, target: Any) -> None:
+    """Refuse targets below zero."""
+    needed = "it needs numbers of at least 0; check what the targets are (logarithms? centred "
+    _check_range(name, target, 0, math.inf, f"{needed}values?).")
+
+
+def check_label_lists(name: str, guess: Tensor, target: Any) -> None:
+    """Refuse lists of class numbers, filled up with -1, that name classes that do not exist."""
+    classes = guess.shape[-1]
+    needed = (
+        f"the model has {classes} outputs, so class numbers must lie in 0..{classes - 1} (-1 ends "
+        "a list); check the model's last layer and the labels."
+    )
+    _check_range(name, target, -1, classes - 1, needed)
+
+
+def _check_range(name: str, target: Any, lowest: float, highest: float, needed: str) -> None:
+    """Refuse targets outside of a range, and say what is needed."""
+    if not isinstance(target, Tensor):
+        raise ValueError(
+            f"the loss {name!r} needs a tensor of targets, but got a {type(target).__name__}; give "
+            "batches (inputs, targets)."
+        )
+    low, high = torch.aminmax(target.to(torch.uint8) if target.dtype is torch.bool else target)
+    if low < lowest or high > highest:
+        raise ValueError(f"the loss {name!r} got targets from {low:g} to {high:g}, but {needed}")
 
 
 #: What torch's further losses accept as targets.

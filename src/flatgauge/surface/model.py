@@ -14,20 +14,32 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn, uint8
 from torch.nn.parameter import is_lazy
 
 from flatgauge.estimators.linalg import LowPrecisionDetector, dtype_names
+from flatgauge.graph.export import ExportedGraphs, ModelGraph, UnsupportedGraphError, in_precision
 from flatgauge.runtime.isolation import (
     Snapshot,
     compiled_parts,
     is_compiled,
+    isolate,
     locate_errors,
     names_of_parts,
 )
-from flatgauge.surface.batch import Batch, map_tensors, tensors
+from flatgauge.surface.data import Batch, map_tensors, tensors
 from flatgauge.surface.derivatives import differentiate
+
+#: Why a model sharded by FSDP is refused.
+SHARDED = (
+    "the model is sharded by FSDP, and only its loss, its gradient and differences of the gradient "
+    "can be computed so: `epsilon_sharpness`, `expected_sharpness`, `adaptive_sharpness`, and "
+    "eigenvalues and traces by products. For everything else load the full state dict "
+    "(`torch.distributed.checkpoint.state_dict.get_model_state_dict` with `full_state_dict=True`) "
+    "into a plain model, on every rank; the data may stay sharded."
+)
 
 
 def digest(values: Iterable[Tensor]) -> str:
@@ -41,6 +53,17 @@ def digest(values: Iterable[Tensor]) -> str:
 
 def _bits(value: Tensor) -> memoryview:
     return value.detach().cpu().contiguous().reshape(-1).view(uint8).numpy().data
+
+
+def as_tensor(numbers: Any, name: str) -> Tensor:
+    """Read a point or vectors, which may be a NumPy array."""
+    if isinstance(numbers, np.ndarray):
+        numbers = torch.as_tensor(numbers)
+    if not isinstance(numbers, Tensor):
+        raise TypeError(f"`{name}` is a {type(numbers).__name__}; give a tensor or a NumPy array.")
+    if not numbers.is_floating_point():
+        raise ValueError(f"`{name}` is {numbers.dtype}; give floating-point numbers.")
+    return numbers
 
 
 class FlatLayout:
@@ -145,6 +168,9 @@ def _depends(cache: ParameterCache, keys: set[Any]) -> bool:
     table = getattr(cache.module, cache.attribute)
     return keys == set(table) and any(item.requires_grad for item in table.values())
 
+
+#: Samples of the example that is exported: neither one nor two, which would become constants.
+_EXAMPLE = 3
 
 #: Single-precision numbers in a vector register.
 _REGISTER = 16
@@ -398,6 +424,26 @@ class FunctionalModel:
         if isinstance(inputs, Mapping) and not with_labels:
             inputs = {key: value for key, value in inputs.items() if key != batch.label_key}
         return arguments_for(self.model, inputs)
+
+    def export(
+        self,
+        batch: Batch,
+        graphs: ExportedGraphs,
+        select: Callable[[Any], Any],
+        *,
+        with_labels: bool,
+        samples: int = _EXAMPLE,
+    ) -> ModelGraph:
+        """The graph for batches of one shape; the number of samples is open if any are given."""
+        if self.sharded:
+            raise UnsupportedGraphError(SHARDED)
+        samples = samples if batch.splittable else 0
+        example = batch.rows([0] * samples) if samples else batch
+        called = self.arguments(example, with_labels=with_labels)
+        arguments, keywords = map_tensors(Tensor.contiguous, called)
+        model = in_precision(self.model, self.dtype)
+        with isolate(model, self.device):  # The exporter's own tensors must not stay in it.
+            return graphs.export(model, arguments, keywords, samples, select)
 
     def with_parameters(self, leaves: Sequence[Tensor], action: Callable[[], T]) -> T:
         """Do something while the model's trainable parameters have other values."""

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from flatgauge.estimators.linalg import to_float64
-from flatgauge.surface.batch import Batch, join, signature, why_whole
-from flatgauge.surface.targets import IGNORED
+from flatgauge.surface.data import IGNORED, Batch, join, signature, why_whole
 
 if TYPE_CHECKING:
     from flatgauge.surface.data import DataSource

@@ -8,6 +8,7 @@ is summed, model and loss are tried out on a few samples.
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -20,17 +21,15 @@ from torch import Tensor
 from flatgauge.runtime.distributed import ProcessGroup
 from flatgauge.runtime.isolation import isolate
 from flatgauge.runtime.resources import MemoryBudget, saved_bytes, trim_heap
-from flatgauge.surface.arguments import SHARDED
-from flatgauge.surface.batch import Batch, tensors
-from flatgauge.surface.data import DataSource
+from flatgauge.surface.data import Batch, DataSource, tensors
 from flatgauge.surface.derivatives import (
     REENTRANT,
     WORKING,
     GradientGraph,
     nodes_from,
 )
-from flatgauge.surface.losses import Loss, ModelLoss, check_choice
-from flatgauge.surface.model import FunctionalModel
+from flatgauge.surface.losses import Loss, ModelLoss, float_tensors, logits_of
+from flatgauge.surface.model import SHARDED, FunctionalModel
 from flatgauge.surface.reduction import find_reduction
 
 #: What one chunk's graph should take: large enough for efficient kernels, small enough that
@@ -388,7 +387,7 @@ class EmpiricalRisk:
                 ) from error
             if any("None of the inputs have requires_grad" in warning for warning in warned):
                 raise ValueError(REENTRANT)
-            self._remarks = check_choice(self.loss, output, few.target)
+            self._remarks = _check_choice(self.loss, output, few.target)
             self.loss.check(output, few.target)
             try:
                 self.loss.total(output, few.target)
@@ -406,6 +405,35 @@ class EmpiricalRisk:
         """What model and loss give for a batch."""
         output = self._model(self._model.leaves, batch, with_labels=self.loss.own)
         return output, self.loss.total(output, batch.target)
+
+
+def _check_choice(loss: Loss, output: Any, target: Any) -> list[str]:
+    """Refuse several tensors unless only the first fits the targets; return notes on the choice."""
+    if not loss.knows_count or isinstance(output, Tensor) or logits_of(output) is not None:
+        return []
+    found = float_tensors(output)
+    if len(found) < 2:
+        return []
+    fitting = [place for place, tensor in enumerate(found) if _fits(loss, tensor, target)]
+    shapes = ", ".join(str(tuple(tensor.shape)) for tensor in found)
+    if fitting == [0]:
+        return [f"the model returns tensors of shapes {shapes}; the loss is taken of the first"]
+    targets = f" of shape {tuple(target.shape)}" if isinstance(target, Tensor) else ""
+    raise ValueError(
+        f"the model returns {len(found)} tensors, of shapes {shapes}; {len(fitting)} of them fit "
+        f"the targets{targets}, so the loss {loss.name!r} cannot choose the first. Return one "
+        "tensor, or a dict that has it as `logits`; or pass a function that picks it, such as "
+        "`loss=lambda output, target: F.cross_entropy(output[1], target)`."
+    )
+
+
+def _fits(loss: Loss, tensor: Tensor, target: Any) -> bool:
+    """Whether a loss takes a tensor with the targets."""
+    try:
+        loss.check(tensor, target)
+    except ValueError:
+        return False
+    return True
 
 
 def _shapes(tree: Any) -> str:
@@ -426,3 +454,25 @@ def _record_warnings(action: Callable[[], Any]) -> tuple[Any, list[str]]:
                 warning.message, warning.category, warning.filename, warning.lineno
             )
     return result, texts
+
+
+def finite_loss(value: float) -> float:
+    """Refuse a loss that is not finite at the model's own parameters."""
+    if not math.isfinite(value):
+        raise ValueError(
+            f"the loss at the model's own parameters is {value}; the training diverged, or the "
+            "loss overflows on this data. Nothing can be measured there."
+        )
+    return value
+
+
+def check_finite(parts: dict[str, Tensor], what: str) -> None:
+    """Refuse a derivative that is not finite, and name the parameters it is taken by."""
+    bad = [name for name, part in parts.items() if not torch.isfinite(part).all()]
+    if bad:
+        names = ", ".join(f"`{name}`" for name in bad[:3]) + (", ..." if len(bad) > 3 else "")
+        raise ValueError(
+            f"the {what} by {names} is not finite, where the loss is; look for a square "
+            "root, a norm or a logarithm at zero in model or loss, and keep it away from there "
+            "(`torch.sqrt(x + 1e-12)`)."
+        )

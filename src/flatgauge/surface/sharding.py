@@ -26,8 +26,7 @@ from torch.utils.data import (
 
 from flatgauge.runtime.distributed import ProcessGroup
 from flatgauge.runtime.isolation import locate_errors
-from flatgauge.surface.batch import Batch
-from flatgauge.surface.data import EMPTY, DataSource, in_order, rebuild
+from flatgauge.surface.data import EMPTY, Batch, DataSource, in_order, rebuild
 from flatgauge.surface.model import FunctionalModel, unwrap
 
 T = TypeVar("T")

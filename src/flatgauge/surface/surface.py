@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from numbers import Real
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -27,32 +28,50 @@ from flatgauge.runtime.isolation import (
     explain_copy_errors,
     isolate,
 )
-from flatgauge.runtime.resources import (
-    MemoryBudget,
-    available_bytes,
-    parse_bytes,
-    resident_bytes,
-)
-from flatgauge.surface.arguments import (
-    SHARDED,
-    as_tensor,
-    check_finite,
-    check_options,
-    check_order,
-    finite_loss,
-)
-from flatgauge.surface.cache import SurfaceCache
-from flatgauge.surface.derivatives import DESCRIPTIONS, ON_A_KINK, difference_product
-from flatgauge.surface.hvp import GraphOwner, HessianProducts
+from flatgauge.runtime.resources import MemoryBudget, available_bytes, parse_bytes, resident_bytes
+from flatgauge.surface.derivatives import DESCRIPTIONS, Method
+from flatgauge.surface.hvp import GraphOwner, HessianProducts, differences_of_gradient
 from flatgauge.surface.losses import Loss, resolve_loss
-from flatgauge.surface.model import FlatLayout, FunctionalModel
-from flatgauge.surface.risk import EmpiricalRisk
+from flatgauge.surface.model import SHARDED, FlatLayout, FunctionalModel, as_tensor
+from flatgauge.surface.risk import EmpiricalRisk, check_finite, finite_loss
 from flatgauge.surface.sharding import make_functional, shard
+
+T = TypeVar("T")
 
 #: From which share of the budget on freed memory is given back to the system after every chunk.
 _FULL = 0.7
 
 Point = Tensor | Mapping[str, Tensor]
+
+
+class SurfaceCache:
+    """The results kept for one surface, by key.
+
+    A key names all that a result depends on apart from model, loss and data: a frozen dataclass, or
+    a tuple that begins with the name of its owner. Where random numbers matter, it holds the seed.
+    """
+
+    def __init__(self, check: Callable[[], None]) -> None:
+        self._check = check  # Refuses data that were written to; it reads all of them.
+        self._current: dict[Hashable, Any] = {}
+        self.static: dict[Hashable, Any] = {}
+
+    def get(self, key: Hashable, compute: Callable[[], T], *, static: bool = False) -> T:
+        """The result under a key, computed if it is not there; `static` if for all parameters."""
+        results = self.static if static else self._current
+        with PROCESS_LOCK, torch.inference_mode(False):
+            if static:
+                self._check()
+            if key not in results:
+                results[key] = compute()
+            result: T = results[key]
+        return result
+
+    def clear(self, *, static: bool = True) -> None:
+        """Drop the results for the present parameters; with `static` all others too."""
+        self._current.clear()
+        if static:
+            self.static.clear()
 
 
 class LossSurface:
@@ -131,26 +150,25 @@ class LossSurface:
     ) -> None:
         self.processes = resolve_processes(processes)
         with self.processes.scope("LossSurface"), PROCESS_LOCK, torch.inference_mode(False):
-            check_order(model, loss, data)
-            switches = {"check_data": check_data, "sharded": sharded}
-            check_options(chunk, dtype, weight_decay, **switches)
+            _check_order(model, loss, data)
+            _check_options(chunk, dtype, weight_decay, check_data=check_data, sharded=sharded)
             resolved = resolve_loss(loss, denominator)
             before = resident_bytes()
             self._functional_model = make_functional(model, dtype, self.processes)
-            self.memory = self._room(memory)
-            self._batches = shard(
+            self.memory = self._memory_for(memory)
+            self.data = shard(
                 data, self.processes, sharded=sharded, room=self.memory // 4, check=check_data
             )
-            self._risk = EmpiricalRisk(self._functional_model, resolved, self._batches, denominator)
+            self.risk = EmpiricalRisk(self._functional_model, resolved, self.data, denominator)
             if before is not None and self.device.type == "cpu":
-                self._risk.ceiling = before + int(_FULL * self.memory)
+                self.risk.ceiling = before + int(_FULL * self.memory)
         if self._functional_model.sharded and products == "auto":
             products = "differences"
         if self._functional_model.sharded and products != "differences":
             raise ValueError(SHARDED)
         self._layout = FlatLayout(self._functional_model.names, self._functional_model.leaves)
         self._hvp = HessianProducts(
-            self._functional_model, self._risk, self._layout, products, GraphOwner()
+            self._functional_model, self.risk, self._layout, products, GraphOwner()
         )
         self._product_method = products
         self._origin: LossSurface | None = None
@@ -160,26 +178,19 @@ class LossSurface:
         self.most_samples = chunk  # What the user allows at a time, None for no bound.
         self._value: float | None = None
         self._gradient: Tensor | None = None
-        self._cache = SurfaceCache(self._batches.check_contents)
+        self._cache = SurfaceCache(self.data.check_contents)
         self.graphs = ExportedGraphs()
 
     @property
     def functional_model(self) -> FunctionalModel:
         """The model as a function of its parameters, for what is built on the surface."""
-        with PROCESS_LOCK, torch.inference_mode(False):
-            self._follow()
+        self._follow()
         return self._functional_model
-
-    @property
-    def risk(self) -> EmpiricalRisk:
-        """The loss as a sum over chunks of the data, for what is built on the surface."""
-        return self._risk
 
     @property
     def cache(self) -> SurfaceCache:
         """The results kept for this surface; those for other parameters are dropped first."""
-        with PROCESS_LOCK, torch.inference_mode(False):
-            self._follow()
+        self._follow()
         return self._cache
 
     @property
@@ -205,9 +216,9 @@ class LossSurface:
     @property
     def point(self) -> Tensor:
         """The trainable parameters' values now, as one flat vector."""
-        with PROCESS_LOCK, torch.inference_mode(False), torch.no_grad():
-            self._follow()
-            return self._layout.flat([leaf.detach() for leaf in self._functional_model.leaves])
+        leaves = self.functional_model.leaves
+        with PROCESS_LOCK, torch.inference_mode(False):
+            return self._layout.flat([leaf.detach() for leaf in leaves])
 
     @property
     def size(self) -> int:
@@ -215,29 +226,9 @@ class LossSurface:
         return self._layout.size
 
     @property
-    def in_memory(self) -> bool:
-        """Whether the data are held in memory; else every pass reads them again."""
-        return self._batches.stored_everywhere
-
-    @property
     def samples(self) -> int:
         """The number of samples N, of all processes."""
-        return sum(self._batches.shares)
-
-    @property
-    def largest_share(self) -> int:
-        """The most samples that any process reads."""
-        return max(self._batches.shares)
-
-    @property
-    def data_text(self) -> str:
-        """What the samples are, as text."""
-        return self._batches.text
-
-    @property
-    def data_digest(self) -> str:
-        """A short text that is the same for the same samples in the same order."""
-        return self._batches.digest
+        return sum(self.data.shares)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -252,14 +243,14 @@ class LossSurface:
     @property
     def loss_name(self) -> str:
         """What the loss is called in reports."""
-        return self._risk.loss.name
+        return self.risk.loss.name
 
     @property
     def chunk(self) -> int:
         """Samples per pass, chosen at first use from the memory a sample needs."""
         if self._chunk is None:
             with isolate(self.model, self.device):
-                self._chunk = self._risk.fitting_chunk(self.budget)
+                self._chunk = self.risk.fitting_chunk(self.budget)
         return self._chunk
 
     @property
@@ -267,27 +258,25 @@ class LossSurface:
         """How the memory budget is shared out."""
         return MemoryBudget(self.memory, self.size, self.dtype.itemsize)
 
+    def try_out_products(self) -> Method:
+        """Choose how Hessian products are computed, if that has not been done."""
+        with isolate(self.model, self.device):
+            return self._hvp.method
+
     @property
     def product_method(self) -> str:
         """How Hessian products are computed, as text; tried out at first use."""
-        self.try_out_products()
-        return DESCRIPTIONS[self._hvp.method]
+        return DESCRIPTIONS[self.try_out_products()]
 
     @property
     def exact_products(self) -> bool:
         """Whether Hessian products are right up to rounding: not by differences."""
-        with isolate(self.model, self.device):
-            return self._hvp.method != "differences"
-
-    def try_out_products(self) -> None:
-        """Choose how Hessian products are computed, if that has not been done."""
-        with isolate(self.model, self.device):
-            self._hvp.try_out()
+        return self.try_out_products() != "differences"
 
     @property
     def notes(self) -> list[str]:
         """What was assumed or done to make model, loss and data one fixed function."""
-        parts = (self._functional_model, self._batches, self._risk, self._hvp)
+        parts = (self._functional_model, self.data, self.risk, self._hvp)
         return [note for part in parts for note in part.notes]
 
     def value(self, point: Point | None = None) -> float:
@@ -302,27 +291,7 @@ class LossSurface:
         Raises:
             ValueError: If the loss at the model's own parameters is not finite.
         """
-        if point is None:
-            self._batches.check_contents()
-        with isolate(self.model, self.device), torch.no_grad():
-            self._follow()
-            if point is None and self._value is not None:
-                return self._value
-            leaves, chunk = self._leaves(point), self.chunk
-
-            def add_chunks() -> float:
-                total = 0.0
-                for batch, weight in self._risk.rounds(chunk):
-                    total += self._risk.value(leaves, batch, weight)
-                return total
-
-            total = self.processes.gather_sum(
-                "the loss", add_chunks, same=self._functional_model.with_state(leaves)
-            )
-            value = total / self._risk.count + self.penalty(leaves)
-            if point is None:
-                self._value = finite_loss(value)
-        return math.inf if math.isnan(value) else value
+        return self._evaluate(point, slope=False)[0]
 
     def gradient(self, point: Point | None = None) -> Tensor:
         """The gradient of the mean loss.
@@ -348,34 +317,49 @@ class LossSurface:
             ValueError: If the loss or gradient at the model's own parameters is not finite, or the
                 gradient is not the derivative of the loss.
         """
-        if point is None:
-            self._batches.check_contents()
-        with isolate(self.model, self.device):
+        value, gradient = self._evaluate(point, slope=True)
+        assert gradient is not None
+        return value, gradient
+
+    def _evaluate(self, point: Point | None, *, slope: bool) -> tuple[float, Tensor | None]:
+        """The mean loss, with `slope` its gradient too; kept for the model's own parameters."""
+        here, risk = point is None, self.risk
+        if here:
+            self.data.check_contents()
+        with isolate(self.model, self.device), torch.set_grad_enabled(slope):
             self._follow()
-            if point is None and self._gradient is not None and self._value is not None:
+            if here and self._value is not None and not slope:
+                return self._value, None
+            if here and self._value is not None and self._gradient is not None:
                 return self._value, self._gradient.clone()
-            self._hvp.check_gradient()
+            if slope:
+                self._hvp.check_gradient()
             leaves, chunk = self._leaves(point), self.chunk
-            sums = ChunkedSum(torch.zeros(self.size, dtype=self.dtype, device=self.device))
+            sums = ChunkedSum(torch.zeros(self.size * slope, dtype=self.dtype, device=self.device))
 
             def add_chunks() -> float:
                 total = 0.0
-                for batch, weight in self._risk.rounds(chunk):
-                    loss, pieces = self._risk.total_and_gradient(leaves, batch, weight)
-                    total += loss
-                    self._layout.add(sums.partial, pieces)
-                    sums.end_chunk()
+                for batch, weight in risk.rounds(chunk):
+                    if slope:
+                        loss, pieces = risk.total_and_gradient(leaves, batch, weight)
+                        total += loss
+                        self._layout.add(sums.partial, pieces)
+                        sums.end_chunk()
+                    else:
+                        total += risk.value(leaves, batch, weight)
                 return total
 
             same = self._functional_model.with_state(leaves)
-            total = self.processes.gather_sum("the gradient", add_chunks, same=same)
-            value = total / self._risk.count + self.penalty(leaves)
-            gradient = self.processes.all_sum(sums.total()) / self._risk.count
-            gradient = gradient.to(self.dtype)
-            if self.weight_decay:
-                gradient += self.weight_decay * self._layout.flat([x.detach() for x in leaves])
-            if point is None:
+            what = "the gradient" if slope else "the loss"
+            total = self.processes.gather_sum(what, add_chunks, same=same)
+            value, gradient = total / risk.count + self.penalty(leaves), None
+            if slope:
+                gradient = (self.processes.all_sum(sums.total()) / risk.count).to(self.dtype)
+                if self.weight_decay:
+                    gradient += self.weight_decay * self._layout.flat([x.detach() for x in leaves])
+            if here:
                 self._value = finite_loss(value)
+            if here and gradient is not None:
                 check_finite(self._layout.by_name(gradient), "gradient")
                 self._gradient = gradient.clone()
         return math.inf if math.isnan(value) else value, gradient
@@ -412,21 +396,11 @@ class LossSurface:
             sums = torch.zeros_like(columns, memory_format=torch.contiguous_format)
             room = self.budget.hvp(len(columns))
             added = self._hvp.add(columns, sums, chunk=self.chunk, room=room)
-            if added is None:
-                for column, product in zip(columns, sums, strict=True):
-                    found = difference_product(self.gradient, self.point, column)
-                    if found is None:
-                        raise ValueError(
-                            ON_A_KINK.format(
-                                reason="the model is sharded by FSDP",
-                                remedy="In double precision shorter steps can be taken "
-                                "(`model.double()` before it is sharded)",
-                            )
-                        )
-                    product += found
+            if added is None:  # The model is sharded: all ranks compute each gradient together.
+                sums = differences_of_gradient(self.gradient, self.point, columns)
             else:
                 sums = self.processes.all_sum(added)
-                sums /= self._risk.count
+                sums /= self.risk.count
                 if self.weight_decay:
                     sums += self.weight_decay * columns
             if sums.isnan().any() and not columns.isnan().any():
@@ -469,11 +443,7 @@ class LossSurface:
         return self.weight_decay / 2 * sum(squares)
 
     def make_room(self, needed: float) -> None:
-        """Free kept graphs, of this surface or another with the same budget, if they leave less.
-
-        Args:
-            needed: The bytes that must fit the budget in addition.
-        """
+        """Free kept graphs of surfaces with this budget, if they leave fewer bytes than needed."""
         self._hvp.owner.make_room(self.budget.free - needed)
 
     def release(self, *, static: bool = True) -> None:
@@ -483,7 +453,7 @@ class LossSurface:
             static: Whether to free also what holds for every value of the parameters (the exported
                 graph); else only what takes memory.
         """
-        for other in self._cache.static_results():
+        for other in self._cache.static.values():
             if isinstance(other, LossSurface):
                 other.release(static=False)
         self._hvp.release()
@@ -499,25 +469,18 @@ class LossSurface:
         with PROCESS_LOCK:
             self.release()
             self._hvp.forget()
-            self._risk.forget_costs()
+            self.risk.forget_costs()
             self._chunk = self.most_samples
             self._value = self._gradient = None
 
     @contextmanager
     def on_progress(self, listener: Callable[[int], None]) -> Iterator[None]:
-        """Report progress to a listener: the samples of every chunk as it is finished.
-
-        Args:
-            listener: Called with a number of samples.
-
-        Yields:
-            Nothing.
-        """
-        before, self._risk.listener = self._risk.listener, listener
+        """Call `listener` with the number of samples of every chunk that is finished."""
+        before, self.risk.listener = self.risk.listener, listener
         try:
             yield
         finally:
-            self._risk.listener = before
+            self.risk.listener = before
 
     def __repr__(self) -> str:
         return (
@@ -541,7 +504,7 @@ class LossSurface:
             raise ValueError(SHARDED)
         other = copy.deepcopy(self)
         other._functional_model.convert(dtype or self.dtype)
-        other._risk.forget_costs()
+        other.risk.forget_costs()
         return other
 
     def with_weights(self, state: Mapping[str, Any]) -> LossSurface:
@@ -578,36 +541,32 @@ class LossSurface:
         if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
             raise ValueError(f"`samples={samples!r}` must be a whole number of at least 1.")
         other = self.copy()
-        other._batches = self._batches.first(samples)
-        other._risk.read(other._batches)
-        other._cache = SurfaceCache(other._batches.check_contents)
+        other.data = self.data.first(samples)
+        other.risk.read(other.data)
+        other._cache = SurfaceCache(other.data.check_contents)
         return other
 
     def with_loss(self, loss: Loss) -> LossSurface:
-        """The same model and data under another loss, without weight decay; made once.
+        """The same model and data under another loss of known count, made once.
 
-        Args:
-            loss: The other loss; its count must be known.
-
-        Returns:
-            The surface. It follows the model as this one does, and its products count here.
+        It has no weight decay, follows the model as this surface does, and its products count here.
 
         Raises:
             ValueError: If the model is sharded.
-        """
+        """  # noqa: DOC201
         if self._functional_model.sharded:
             raise ValueError(SHARDED)
 
         def make() -> LossSurface:
             model = self._functional_model.in_precision(self.dtype)
-            risk = self._risk.under(model, loss)
+            risk = self.risk.under(model, loss)
             hvp = HessianProducts(model, risk, self._layout, self._product_method, self._hvp.owner)
             other = self._assemble(model, risk, hvp)
             other._origin, other.weight_decay = self, 0.0
             return other
 
         other = self.cache.get(("with_loss", loss.name), make, static=True)
-        other._risk.listener = self._risk.listener
+        other.risk.listener = self.risk.listener
         return other
 
     def _assemble(
@@ -616,17 +575,17 @@ class LossSurface:
         """A surface of other parts with this one's settings; nothing is computed yet."""
         other = type(self).__new__(type(self))
         other.__dict__.update(self.__dict__)
-        other._functional_model, other._risk, other._hvp = model, risk, hvp
-        other._cache, other._origin = SurfaceCache(self._batches.check_contents), None
+        other._functional_model, other.risk, other._hvp = model, risk, hvp
+        other._cache, other._origin = SurfaceCache(self.data.check_contents), None
         other._chunk, other.matvecs = self.most_samples, 0
         other._value = other._gradient = None
         return other
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LossSurface:
         memo |= computed_tensors(self.model)
-        memo[id(self._risk.listener)] = None  # It reports on this surface.
+        memo[id(self.risk.listener)] = None  # It reports on this surface.
         with explain_copy_errors(self.model):
-            parts = copy.deepcopy((self._functional_model, self._risk, self._hvp), memo)
+            parts = copy.deepcopy((self._functional_model, self.risk, self._hvp), memo)
         twin = memo[id(self)] = self._assemble(*parts)
         return twin
 
@@ -636,7 +595,7 @@ class LossSurface:
             "the surface again with LossSurface(model, loss, data)."
         )
 
-    def _room(self, memory: str | int) -> int:
+    def _memory_for(self, memory: str | int) -> int:
         """The memory budget of every process: the smallest that one has by itself."""
         if memory != "auto":
             return min(self.processes.all_gather(parse_bytes(memory)))
@@ -645,11 +604,12 @@ class LossSurface:
 
     def _follow(self) -> None:
         """Notice a changed model: forget everything computed at its old parameters."""
-        self._batches.check(bits=False)
-        if self._functional_model.refresh():
-            self._hvp.release()
-            self._cache.clear(static=False)
-            self._value = self._gradient = None
+        with PROCESS_LOCK, torch.inference_mode(False):
+            self.data.check(bits=False)
+            if self._functional_model.refresh():
+                self._hvp.release()
+                self._cache.clear(static=False)
+                self._value = self._gradient = None
 
     def _leaves(self, point: Point | None) -> Sequence[Tensor]:
         """The leaves to differentiate by at a point."""
@@ -676,3 +636,47 @@ def shared_processes(surfaces: Iterable[LossSurface]) -> ProcessGroup:
             "`processes=`."
         )
     return found[0]
+
+
+def share_graphs(surfaces: Iterable[LossSurface]) -> None:
+    """Let surfaces use each other's exported graphs, where their models have one structure."""
+    graphs: ExportedGraphs | None = None
+    for surface in surfaces:
+        graphs = surface.graphs = graphs or surface.graphs
+
+
+def is_finite(value: Any) -> bool:
+    """Whether something is a finite real number that fits double precision."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
+
+
+def _check_order(model: Any, loss: Any, data: Any) -> None:
+    """Catch arguments in the wrong order, as other tools have them."""
+    misplaced = isinstance(loss, nn.Module) and not isinstance(model, nn.Module)
+    if misplaced or isinstance(data, nn.Module):
+        kinds = ", ".join(type(item).__name__ for item in (model, loss, data))
+        raise TypeError(f"LossSurface got ({kinds}); the order is LossSurface(model, loss, data).")
+
+
+def _check_options(chunk: Any, dtype: Any, weight_decay: Any, **switches: Any) -> None:
+    """Refuse settings that mean nothing; switches are true or false, or None where allowed."""
+    whole = isinstance(chunk, int) and not isinstance(chunk, bool)
+    if chunk is not None and (not whole or chunk < 1):
+        raise ValueError(f"`chunk={chunk!r}` must be a number of samples, at least 1, or None.")
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise TypeError(f"`dtype={dtype!r}` must be torch.float32, torch.float64 or None.")
+    if dtype not in (None, torch.float32, torch.float64):
+        raise ValueError(
+            f"`dtype={dtype}` is too coarse for second derivatives; use torch.float32, "
+            "torch.float64, or None to follow the model."
+        )
+    if not is_finite(weight_decay) or weight_decay < 0:
+        raise ValueError(f"`weight_decay={weight_decay!r}` must be a finite number of at least 0.")
+    for name, value in switches.items():
+        if not isinstance(value, bool) and not (value is None and name == "sharded"):
+            raise TypeError(f"`{name}={value!r}` is a {type(value).__name__}; give True or False.")

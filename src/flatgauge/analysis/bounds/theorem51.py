@@ -18,7 +18,7 @@ from flatgauge.graph.export import ModelGraph
 from flatgauge.graph.layers import Layer, find_layers
 from flatgauge.graph.ops import op_name, shape_of
 from flatgauge.runtime.isolation import isolate
-from flatgauge.surface.batch import tensors
+from flatgauge.surface.data import tensors
 from flatgauge.surface.losses import prediction
 from flatgauge.surface.surface import LossSurface
 from flatgauge.symmetry.paths.basis import BasisPaths, surface_paths

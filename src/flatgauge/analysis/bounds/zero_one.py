@@ -10,9 +10,9 @@ from torch import Tensor
 
 from flatgauge.curvature.block_diagonal import with_surrogate
 from flatgauge.runtime.isolation import isolate
+from flatgauge.surface.data import IGNORED
 from flatgauge.surface.losses import prediction
 from flatgauge.surface.surface import LossSurface
-from flatgauge.surface.targets import IGNORED
 
 #: The surrogate loss of normalized sharpness.
 NORMALIZED = "normalized_cross_entropy"

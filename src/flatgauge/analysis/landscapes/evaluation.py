@@ -16,11 +16,10 @@ import torch
 from torch import Tensor
 
 from flatgauge.runtime.isolation import isolate
-from flatgauge.surface.arguments import SHARDED
-from flatgauge.surface.batch import Batch, tensors
+from flatgauge.surface.data import IGNORED, Batch, tensors
 from flatgauge.surface.losses import prediction
+from flatgauge.surface.model import SHARDED
 from flatgauge.surface.surface import LossSurface
-from flatgauge.surface.targets import IGNORED
 
 #: Points are stacked where one of them is less work on a chunk than this (weights and activations,
 #: times samples): there, calling the model costs more than what it computes. Measured.
@@ -209,7 +208,7 @@ class Evaluator:
         surface = self._surface
         with isolate(surface.model, surface.device):
             work = _PASS_WORK / self._work(surface.samples)
-        wanted = min(work, _MOST) if surface.in_memory else _STREAMED
+        wanted = min(work, _MOST) if surface.data.stored_everywhere else _STREAMED
         fitting = surface.memory / 4 / (surface.size * self._itemsize)
         return self.stack * max(1, int(min(wanted, fitting) / self.stack))
 

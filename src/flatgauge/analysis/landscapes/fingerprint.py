@@ -20,7 +20,7 @@ def fingerprint(surface: LossSurface) -> dict[str, Any]:
     state = surface.functional_model.state
     return {
         "weights": digest(value for _, value in sorted(state.items())),
-        "data": surface.data_digest,
+        "data": surface.data.digest,
         "loss": surface.loss_name,
         "value": surface.value(),
         "dtype": str(surface.dtype),

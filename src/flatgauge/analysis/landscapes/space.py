@@ -10,8 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
-from flatgauge.surface.arguments import is_finite
-from flatgauge.surface.surface import LossSurface
+from flatgauge.surface.surface import LossSurface, is_finite
 
 
 class Space(ABC):

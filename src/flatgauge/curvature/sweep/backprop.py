@@ -33,7 +33,7 @@ from flatgauge.graph.export import Handler, UnsupportedGraphError
 from flatgauge.graph.layers import Layer
 from flatgauge.graph.ops import call_op, source_line
 from flatgauge.runtime.isolation import isolate
-from flatgauge.surface.batch import Batch, map_tensors
+from flatgauge.surface.data import Batch, map_tensors
 from flatgauge.surface.loss_hessian import (
     DenseHessian,
     Factor,
@@ -43,7 +43,6 @@ from flatgauge.surface.loss_hessian import (
 )
 from flatgauge.surface.losses import prediction
 from flatgauge.surface.model import FunctionalModel
-from flatgauge.surface.model_graph import graph_for
 
 if TYPE_CHECKING:
     from flatgauge.surface.surface import LossSurface
@@ -255,7 +254,7 @@ class Sweep:
         each = factors * plan.numbers(layer.node) + plan.numbers(layer.input)
         if plan.records_gradients(layer):
             each = factors * math.prod(layer.shape)
-        return each * self.surface.dtype.itemsize * self.surface.largest_share
+        return each * self.surface.dtype.itemsize * max(self.surface.data.shares)
 
     def _input_moments(self, names: frozenset[str]) -> dict[str, Moments]:
         """Run all data through the graph, with the moments of the layers' inputs."""
@@ -274,7 +273,8 @@ class Sweep:
     def _make_plan(self, batch: Batch) -> SweepPlan:
         """Read the graph from a batch, and what can be swept of it."""
         names = self._model.names
-        graph = graph_for(self.surface, batch)
+        graphs = self.surface.origin.graphs  # They are the same under every loss.
+        graph = self._model.export(batch, graphs, prediction, with_labels=self.loss.own)
         reason = self._objection(batch)
         if reason is None and not graph.symbol:
             reason = "the model treats the number of samples as a constant"

@@ -50,7 +50,7 @@ from flatgauge.curvature.sweep.accumulate import (
     reciprocal_or_zero,
 )
 from flatgauge.graph.layers import Layer
-from flatgauge.surface.double_backward import SubmatrixIndex
+from flatgauge.surface.derivatives import SubmatrixIndex
 
 #: The parts that are sums of squared gradients.
 _SQUARES = frozenset({"trace", "diagonal", "weighted_diagonal"})

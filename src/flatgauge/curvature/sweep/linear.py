@@ -14,7 +14,7 @@ gives the logits, need no graph: a factor vector is multiplied by a weight and b
 layer. Done for many vectors of a few samples at a time, products are large, and what they give is
 still near the cache when it is masked, squared and added up. Behind a ReLU, T of a layer needs no
 sum of its own: S of the layer before it differs only where the unit is zero and so is a. Units that
-are zero on the whole chunk are left out on both sides (see `flatgauge.surface.double_backward`).
+are zero on the whole chunk are left out on both sides (see `flatgauge.surface.derivatives`).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from flatgauge.curvature.sweep.accumulate import (
     reciprocal_or_zero,
 )
 from flatgauge.graph.layers import Layer
-from flatgauge.surface.double_backward import SubmatrixIndex, active_units
+from flatgauge.surface.derivatives import SubmatrixIndex, active_units
 from flatgauge.surface.loss_hessian import Factor
 
 if TYPE_CHECKING:

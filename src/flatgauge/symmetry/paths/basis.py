@@ -15,8 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from flatgauge.surface.arguments import as_tensor
-from flatgauge.surface.model import unwrap
+from flatgauge.surface.model import as_tensor, unwrap
 from flatgauge.surface.surface import LossSurface
 from flatgauge.symmetry.find import find_gauge, surface_gauge
 from flatgauge.symmetry.gauge import GaugeGroup

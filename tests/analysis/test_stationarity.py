@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import flatgauge as fg
-from flatgauge.surface.stationarity import descent_note
+from flatgauge.analysis.measurement import descent_note
 
 
 @pytest.fixture(scope="module")
