@@ -95,7 +95,7 @@ def test_numbers_in_the_page_are_those_of_the_json_and_of_the_reports(loaded):
 
 
 def test_tables_sort_by_click_and_by_key(loaded):
-    page, table = loaded.page, "#all-models"
+    page, table = loaded.page, "#all-models table"
     heading = page.locator(f"{table} thead th").nth(2)
     heading.locator("button").click()
     assert heading.get_attribute("aria-sort") == "ascending"

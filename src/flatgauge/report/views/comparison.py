@@ -130,7 +130,7 @@ def _difference_row(row: ModelDifference) -> tuple[Cell, ...]:
         Cell(row.measure),
         Cell(models),
         *(
-            number_cell(value, f"{value:.4g}", place=json_place(models, row.measure, field))
+            Cell(f"{value:.4g}", value, place=json_place(models, row.measure, field))
             for field, value in numbers.items()
         ),
         chance,
