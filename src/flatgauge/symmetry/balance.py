@@ -24,8 +24,16 @@ from flatgauge.surface.model import unwrap
 from flatgauge.surface.surface import LossSurface
 from flatgauge.symmetry.find import find_gauge, surface_gauge
 from flatgauge.symmetry.gauge import GaugeGroup
-from flatgauge.symmetry.incidence import NO_UNIT, Floats, Incidence, Mask, incidence, unit_names
-from flatgauge.symmetry.paths.skeletons import StrongestPaths, strongest_paths
+from flatgauge.symmetry.paths.skeletons import (
+    NO_UNIT,
+    Floats,
+    Incidence,
+    Mask,
+    StrongestPaths,
+    incidence,
+    strongest_paths,
+    unit_names,
+)
 
 #: Balanced means: what enters a unit and what leaves it differ by less than this.
 TOLERANCE = 1e-12

@@ -34,6 +34,7 @@ from flatgauge.symmetry.gauge import (
     GaugeGroup,
     State,
     cloned_state,
+    list_names,
     rescale_state,
     state_in_float64,
     state_of,
@@ -52,9 +53,6 @@ _MORE = 3
 
 #: Samples of a surface that an example call holds.
 _SURFACE_SAMPLES = 4
-
-#: More names than this are counted, not listed.
-_MOST_NAMES = 4
 
 #: Seed of the check.
 _SEED = 20190917
@@ -157,11 +155,11 @@ def infer_gauge(
         inference = infer_scales(graph, state_of(model), fixed)
     notes = []
     if fixed:
-        notes.append(f"held, as they do not require a gradient: {_list_names(fixed)}")
+        notes.append(f"held, as they do not require a gradient: {list_names(fixed, quote='`')}")
     elif frozen == "fixed" and without_grad:
         notes.append("no parameter requires a gradient, so all may move")
     if caches:
-        notes.append(f"left out of the outputs, as caches: {_list_names(caches)}")
+        notes.append(f"left out of the outputs, as caches: {list_names(caches, quote='`')}")
     origin = Origin(structure_of(model), zeros_of(model, fixed), fixed, few, tuple(notes))
     gauge = GaugeGroup.fixing_outputs(inference, origin)
     verify_gauge(model, gauge, few)
@@ -305,12 +303,6 @@ def _shrink(model: nn.Module, call: ModelCall) -> tuple[ModelCall, tuple[str, ..
             ) from error
     # If the call selects a part of the output, its caches do not matter.
     return few, caches if call.select is without_caches else ()
-
-
-def _list_names(names: tuple[str, ...]) -> str:
-    """A few names, and how many more there are."""
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return ", ".join(f"`{name}`" for name in names[:_MOST_NAMES]) + more
 
 
 # -- calling a model -------------------------------------------------------------------------------

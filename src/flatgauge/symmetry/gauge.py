@@ -31,9 +31,6 @@ if TYPE_CHECKING:
 #: Exponents below this are zero.
 _ZERO = 1e-9
 
-#: More names than this are counted, not listed.
-_MOST_NAMES = 4
-
 #: Parameters and buffers, by name.
 State = dict[str, Tensor]
 
@@ -313,7 +310,7 @@ class GaugeGroup:
         rows = [("scales of the output of", "number", "times", "divided")]
         for site, count in counts.items():
             up, down = (
-                _list_names([name for name in self.names if (name, sign) in signs[site]])
+                list_names([name for name in self.names if (name, sign) in signs[site]])
                 for sign in (True, False)
             )
             rows.append((site, str(count), up, down))
@@ -435,10 +432,10 @@ class Generators(Sequence[dict[str, Tensor]]):
         return found
 
 
-def _list_names(names: list[str]) -> str:
+def list_names(names: Sequence[str], most: int = 4, quote: str = "") -> str:
     """A few names, and how many more there are."""
-    shown = ", ".join(names[:_MOST_NAMES])
-    return shown + (f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else "")
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(f"{quote}{name}{quote}" for name in names[:most]) + more
 
 
 # -- the tensors of a model ------------------------------------------------------------------------

@@ -34,7 +34,8 @@ from torch import Tensor
 
 from flatgauge.symmetry.balance import OrbitTerms, excess, minimize_orbit_sum, rescale
 from flatgauge.symmetry.gauge import GaugeGroup
-from flatgauge.symmetry.incidence import (
+from flatgauge.symmetry.inference.equations import CONSTANT, eliminate
+from flatgauge.symmetry.paths.skeletons import (
     NO_UNIT,
     Floats,
     Incidence,
@@ -44,7 +45,6 @@ from flatgauge.symmetry.incidence import (
     incidence,
     without_tiny,
 )
-from flatgauge.symmetry.inference.equations import CONSTANT, eliminate
 
 #: What a direction must add to an exponent to count.
 _LEAST_EXPONENT = 1e-3

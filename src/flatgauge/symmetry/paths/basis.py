@@ -1,36 +1,45 @@
 """Basis paths: the values of m - H paths, from which all weights follow except for their gauge.
 
 In: a model (or a surface), its gauge group and the name of a skeleton. Out: `BasisPaths`, the
-values and names of the paths, and back from values to weights by a `PathMap`. The weights are read
-as edges (`edges`), a skeleton is chosen and its routes are followed (`skeletons`).
+values and names of the paths, and back from values to weights by a `PathMap`.
+
+`weight_edges` lines up all weights in one row: the unit that each enters (its head), the unit that
+it leaves (its tail) and its value. A batch-norm with stored statistics is folded:
+y = γ (x - mean) / √(variance + ε) + β is the weight γ / √(variance + ε) and the bias
+β - γ mean / √(variance + ε) of every channel. One whose parameters another one reads too, or that
+has no scale and shift, is left as it is. Then `Routes` are followed along the edges of a skeleton.
 """
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, overload
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from flatgauge.graph.export import UnsupportedGraphError
 from flatgauge.surface.model import as_tensor, unwrap
 from flatgauge.surface.surface import LossSurface
 from flatgauge.symmetry.find import find_gauge, surface_gauge
-from flatgauge.symmetry.gauge import GaugeGroup
-from flatgauge.symmetry.incidence import (
+from flatgauge.symmetry.gauge import GaugeGroup, list_names
+from flatgauge.symmetry.paths.skeletons import (
     NO_UNIT,
+    SKELETONS,
     Edge,
+    Floats,
     Integers,
-    WeightEdges,
+    Mask,
+    Skeleton,
+    incidence,
     unit_names,
-    weight_edges,
 )
-from flatgauge.symmetry.paths.skeletons import SKELETONS, Routes, Skeleton, follow_routes
-
-#: More units than this are counted, not listed.
-_MOST_NAMES = 3
 
 #: A path value of a hidden unit that is smaller than the largest by this factor is noted.
 _SMALL = 1e-4
@@ -104,9 +113,8 @@ def _find_paths(model: nn.Module, gauge: GaugeGroup, skeleton: str) -> BasisPath
                 "value; load the model again, or see where training diverged."
             )
     edges = weight_edges(gauge, parameters, buffers)
-    return BasisPaths(
-        edges, SKELETONS[skeleton](gauge, edges), parameters, unit_names(gauge), skeleton
-    )
+    chosen = SKELETONS[skeleton](gauge, edges)
+    return BasisPaths(edges, chosen, parameters, unit_names(gauge), skeleton)
 
 
 class BasisPaths:
@@ -167,7 +175,7 @@ class BasisPaths:
     def free(self) -> tuple[Edge, ...]:
         """The free weights, one for every hidden unit that takes part."""
         places = self.skeleton_edges.leaving[self.root_of[:-1] != NO_UNIT]
-        return tuple(self.edges.edge(place) for place in places.tolist())
+        return tuple(map(self.edges.edge, places.tolist()))
 
     @cached_property
     def entries(self) -> list[tuple[str, Tensor]]:
@@ -183,8 +191,7 @@ class BasisPaths:
     @property
     def choices(self) -> Integers:
         """For every hidden unit that takes part, how many edges out and in it could have had."""
-        found: Integers = self.skeleton_edges.choices[self.root_of[:-1] != NO_UNIT]
-        return found
+        return np.asarray(self.skeleton_edges.choices[self.root_of[:-1] != NO_UNIT])
 
     def to_weights(self, values: Tensor) -> dict[str, Tensor]:
         """The weights that paths of given values belong to.
@@ -240,12 +247,12 @@ class BasisPaths:
         if self.dropped:
             notes.append(
                 f"{len(self.dropped)} hidden units lie on no path of non-zero value and are left "
-                f"out with their weights: {_short_list(self.dropped)}"
+                f"out with their weights: {list_names(self.dropped, 3)}"
             )
         if self.tied:
             notes.append(
                 f"the skeleton is tied at {len(self.tied)} hidden units, where the order of the "
-                f"weights decides: {_short_list(self.tied)}"
+                f"weights decides: {list_names(self.tied, 3)}"
             )
         largest = float(self.values[self.roots].abs().max()) if self.hidden else 0.0
         if self.smallest < _SMALL * largest:
@@ -276,20 +283,12 @@ class BasisPaths:
             ("with a tied choice, which the order of the weights decides", self.tied),
         ):
             if names:
-                lines.append(f"{len(names)} hidden units {title}: {_short_list(names)}")
+                lines.append(f"{len(names)} hidden units {title}: {list_names(names, 3)}")
         return "\n".join(lines)
 
     def __repr__(self) -> str:
-        return (
-            f"BasisPaths({len(self)} of m={self.m}, hidden={self.hidden}, "
-            f"skeleton={self.skeleton!r})"
-        )
-
-
-def _short_list(names: Sequence[str]) -> str:
-    """A few names, and how many more there are."""
-    shown = ", ".join(names[:_MOST_NAMES])
-    return shown + (f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else "")
+        counts = f"{len(self)} of m={self.m}, hidden={self.hidden}"
+        return f"BasisPaths({counts}, skeleton={self.skeleton!r})"
 
 
 class PathNames(Sequence[str]):
@@ -311,20 +310,180 @@ class PathNames(Sequence[str]):
         """The name of one path, or of several."""
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
-        return " → ".join(map(self._edges.entry_name, self._path(int(self._places[index]))))
+        edges, path = self._edges, [int(self._places[index])]
+        while (unit := int(edges.tails[path[0]])) != NO_UNIT:
+            path.insert(0, int(self._skeleton.entering[unit]))
+        while (unit := int(edges.heads[path[-1]])) != NO_UNIT:
+            path.append(int(self._skeleton.leaving[unit]))
+        return " → ".join(self._weight_name(place) for place in path)
 
-    def _path(self, place: int) -> list[int]:
-        """The weights along the path over a weight."""
-        edges, before, after = self._edges, [], []
-        unit = int(edges.tails[place])
-        while unit != NO_UNIT:
-            before.append(int(self._skeleton.entering[unit]))
-            unit = int(edges.tails[before[-1]])
-        unit = int(edges.heads[place])
-        while unit != NO_UNIT:
-            after.append(int(self._skeleton.leaving[unit]))
-            unit = int(edges.heads[after[-1]])
-        return [*before[::-1], place, *after]
+    def _weight_name(self, place: int) -> str:
+        """A weight as a reader would write it, such as ``0.weight[1, 2]``."""
+        edge = self._edges.edge(place)
+        index = np.unravel_index(edge.index, self._edges.shapes[edge.name])
+        return f"{edge.name}[{', '.join(map(str, index))}]"
+
+
+# -- all weights as edges --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FoldedNorm:
+    """A folded batch-norm: β moves by `slope` times what γ moves; `spread` is √(variance + ε)."""
+
+    weight: str
+    bias: str
+    slope: Floats
+    spread: Floats
+
+
+@dataclass(frozen=True)
+class WeightEdges:
+    """Every weight of a network: where it comes from, where it leads, what it is.
+
+    Inputs, constants and outputs are not units: such an end is `NO_UNIT`.
+    """
+
+    shapes: dict[str, tuple[int, ...]]  #: Of the parameters, in the order of the model.
+    starts: dict[str, int]  #: Where in the row the weights of each begin.
+    heads: Integers  #: The unit that every weight enters.
+    tails: Integers  #: The unit that it leaves.
+    weights: Floats  #: With batch-norms folded, in double precision.
+    norms: tuple[FoldedNorm, ...]
+    absorbed: frozenset[str]  #: Biases for which that of a folded batch-norm stands.
+
+    @cached_property
+    def norm_parameters(self) -> frozenset[str]:
+        """The parameters of folded batch-norms."""
+        return frozenset(name for norm in self.norms for name in (norm.weight, norm.bias))
+
+    @cached_property
+    def in_use(self) -> Mask:
+        """All weights but absorbed biases."""
+        found = np.ones(self.weights.size, bool)
+        for name in self.absorbed:
+            found[self.span(name)] = False
+        return found
+
+    def span(self, name: str) -> slice:
+        """Where in the row the weights of a parameter are."""
+        start = self.starts[name]
+        return slice(start, start + math.prod(self.shapes[name]))
+
+    def part(self, row: NDArray[Any], name: str) -> NDArray[Any]:
+        """The part of a row that belongs to a parameter, in its shape."""
+        return row[self.span(name)].reshape(self.shapes[name])
+
+    def edge(self, place: int) -> Edge:
+        """The parameter that a place in the row belongs to, and the flat index there."""
+        names, starts = list(self.starts), list(self.starts.values())
+        name = names[int(np.searchsorted(starts, place, side="right")) - 1]
+        return Edge(name, place - self.starts[name])
+
+
+def weight_edges(
+    gauge: GaugeGroup, parameters: Mapping[str, Tensor], buffers: Mapping[str, Tensor]
+) -> WeightEdges:
+    """Read a network's weights as edges; raise `UnsupportedGraphError` if one is not an edge."""
+    values = {n: _double(p) for n, p in parameters.items() if n in gauge.inference.scales}
+    norms, absorbed = _fold_norms(gauge, values, buffers)
+    starts, size = {}, 0
+    for name, value in values.items():
+        starts[name], size = size, size + value.size
+    edges = WeightEdges(
+        {name: tuple(value.shape) for name, value in values.items()},
+        starts,
+        np.full(size, NO_UNIT),
+        np.full(size, NO_UNIT),
+        np.concatenate([np.zeros(0), *(value.reshape(-1) for value in values.values())]),
+        norms,
+        absorbed,
+    )
+    for name in (name for name in values if name in gauge.names):
+        ends = incidence(gauge, name).edge_ends()
+        if ends is None:
+            raise UnsupportedGraphError(
+                f"the scale of `{name}` depends on several units at once (products of "
+                "activations, or one weight used in several places), so that it is not an edge "
+                "from one unit to another and paths through it have no value; basis paths exist "
+                "for chains and branches of layers."
+            )
+        for row, end in zip((edges.heads, edges.tails), ends, strict=True):
+            edges.part(row, name)[...] = end
+    return edges
+
+
+def _fold_norms(
+    gauge: GaugeGroup, values: dict[str, Floats], buffers: Mapping[str, Tensor]
+) -> tuple[tuple[FoldedNorm, ...], frozenset[str]]:
+    """Replace the weights and biases of batch-norms by those of every channel, in place."""
+    norms, absorbed = [], set()
+    read = {norm: {norm.weight, norm.bias, norm.before} - {None} for norm in gauge.inference.norms}
+    readers = Counter(name for names in read.values() for name in names)
+    for norm, names in read.items():
+        if any(readers[name] > 1 for name in names):
+            continue
+        spread = np.sqrt(_double(buffers[norm.variance]) + norm.epsilon)
+        shift = _double(buffers[norm.mean])
+        if norm.before is not None:
+            shift = shift - values[norm.before]
+            absorbed.add(norm.before)
+        values[norm.weight] = values[norm.weight] / spread
+        values[norm.bias] = values[norm.bias] - values[norm.weight] * shift
+        norms.append(FoldedNorm(norm.weight, norm.bias, shift / spread, spread))
+    return tuple(norms), frozenset(absorbed)
+
+
+def _double(tensor: Tensor) -> Floats:
+    array: Floats = tensor.detach().double().cpu().numpy()
+    return array
+
+
+@dataclass(frozen=True)
+class Routes:
+    """What the routes of a skeleton make of every unit; the last entry is for inputs and outputs.
+
+    The root of a unit is the coordinate (place among `places`) of the last edge on its route in
+    that is not free; `NO_UNIT` for units that are not kept.
+    """
+
+    outward: Floats  #: R: the product of the weights from the unit to an output.
+    inward: Floats  #: P: the product of the weights from an input or a bias to the unit.
+    kept: Mask  #: Whether neither of them is zero, for this unit and all others on its routes.
+    places: Integers  #: Which weights have a basis path: all between kept units except free ones.
+    root_of: Integers
+
+
+def follow_routes(edges: WeightEdges, skeleton: Skeleton) -> Routes:
+    """Follow all routes of a skeleton; values that leave the range of numbers count as zero."""
+    count = len(skeleton.leaving)
+    outward, inward = np.zeros((2, count + 1))
+    outward[NO_UNIT] = inward[NO_UNIT] = 1.0
+    with np.errstate(all="ignore"):
+        for unit in skeleton.outward.tolist():
+            place = skeleton.leaving[unit]
+            if place != NO_UNIT:
+                outward[unit] = edges.weights[place] * outward[edges.heads[place]]
+        for unit in skeleton.inward.tolist():
+            place = skeleton.entering[unit]
+            if place != NO_UNIT:
+                inward[unit] = inward[edges.tails[place]] * edges.weights[place]
+        through = outward * inward
+    kept = np.isfinite(through) & (through != 0)
+    ahead, behind = edges.heads[skeleton.leaving], edges.tails[skeleton.entering]
+    while (lost := kept[:-1] & ~(kept[ahead] & kept[behind])).any():
+        kept[:-1] &= ~lost
+    moving = kept[edges.heads] & kept[edges.tails] & edges.in_use
+    moving[skeleton.leaving[kept[:-1]]] = False
+    places = np.flatnonzero(moving)
+    coordinate = np.full(edges.weights.size, NO_UNIT)
+    coordinate[places] = np.arange(len(places))
+    root_of = np.full(count + 1, NO_UNIT)
+    for unit in skeleton.inward[kept[skeleton.inward]].tolist():
+        place = skeleton.entering[unit]
+        own = coordinate[place]
+        root_of[unit] = root_of[edges.tails[place]] if own == NO_UNIT else own
+    return Routes(outward, inward, kept, places, root_of)
 
 
 class PathMap:
@@ -337,12 +496,10 @@ class PathMap:
     of a folded batch-norm moves along with its weight.
 
     Attributes:
-        base: The weights as they are, in one row.
-        places: Which of them have a coordinate.
+        base: The weights as they are, in one row; `places` says which have a coordinate.
         values: The values v⁰ of the paths.
         slopes: What a weight of zero is per unit of its path's value: 1 / (P(b) R(a)).
-        amounts: What is multiplied: the weight itself, or the folded bias, which moves the real
-            one.
+        amounts: What is multiplied: the weight, or the folded bias, which moves the real one.
         roots: For every coordinate, the root of the unit that its weight leaves; the number of
             coordinates where it leaves an input or a constant.
     """
@@ -351,20 +508,16 @@ class PathMap:
         self, edges: WeightEdges, routes: Routes, parameters: Mapping[str, Tensor]
     ) -> None:
         self._edges = edges
-        self._unread = {
-            name: value.detach().double().cpu()
-            for name, value in parameters.items()
-            if name not in edges.starts
-        }
+        unread = {n: value for n, value in parameters.items() if n not in edges.starts}
+        self._unread = {n: value.detach().double().cpu() for n, value in unread.items()}
         places, tails = routes.places, edges.tails[routes.places]
         inward, outward = routes.inward[tails], routes.outward[edges.heads[places]]
         self.base, self.places = self.to_row(parameters), torch.from_numpy(places)
         self.values = torch.from_numpy(inward * edges.weights[places] * outward)
         roots = routes.root_of[tails]
         self.roots = torch.from_numpy(np.where(roots == NO_UNIT, len(places), roots))
-        shifted, stretch = np.zeros(edges.weights.size, bool), np.ones(edges.weights.size)
-        coordinate = np.zeros(edges.weights.size, bool)
-        coordinate[places] = True
+        shifted, coordinate = np.zeros((2, edges.weights.size), bool)
+        coordinate[places], stretch = True, np.ones(edges.weights.size)
         weights, biases, couplings = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], [np.zeros(0)]
         for norm in edges.norms:
             weight, bias = edges.span(norm.weight), edges.span(norm.bias)
@@ -424,8 +577,7 @@ class PathMap:
         """A gradient by all weights, as one by the values of the paths, at the model's own."""
         slopes = self.at_coordinates(gradient)
         shares = self.amounts * slopes
-        sums = torch.zeros(len(self.values) + 1, dtype=torch.float64)
-        sums.index_add_(0, self.roots, shares)
+        sums = shares.new_zeros(len(shares) + 1).index_add(0, self.roots, shares)
         known = torch.where(self.values == 0, 1.0, self.values)  # No root is zero.
         return self.slopes * slopes - sums[:-1] / known
 
