@@ -55,9 +55,10 @@ LAZY_UPWARD = {
     "analysis.spectra.overlay -> report.plots.standalone",
     "analysis.spectra.single -> report.plots.spectra",
     "analysis.spectra.single -> report.plots.standalone",
-    "studies.findings -> report.findings_page",
-    "studies.findings -> report.findings_pictures",
-    "studies.findings -> report.findings_text",
+    "studies.result -> report.pool_page",
+    "studies.result -> report.pool_pictures",
+    "studies.result -> report.pool_tables",
+    "studies.result -> report.tables",
 }
 
 #: Slow to import, so imported where they are used and not before.

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from flatgauge.geometry.grid import cell
     from flatgauge.loading.datasets import load_dataset
     from flatgauge.measures import catalogue
-    from flatgauge.studies import Findings, Recipe, Study
+    from flatgauge.studies import Pool, Recipe, Study
     from flatgauge.surface.surface import LossSurface
     from flatgauge.symmetry import GaugeGroup, balance, find_gauge
     from flatgauge.symmetry.paths import BasisPaths, basis_paths
@@ -36,12 +36,12 @@ _HOMES = {
     "Certificate": "analysis.certificate",
     "Comparison": "analysis.comparison",
     "Estimate": "estimators",
-    "Findings": "studies",
     "GaugeGroup": "symmetry",
     "Landscape": "analysis.landscapes",
     "Landscapes": "analysis.landscapes",
     "LossSurface": "surface.surface",
     "Monitor": "analysis.monitor",
+    "Pool": "studies",
     "Recipe": "studies",
     "Report": "analysis.measurement",
     "Spectra": "analysis.spectra",
@@ -78,12 +78,12 @@ __all__ = [
     "Certificate",
     "Comparison",
     "Estimate",
-    "Findings",
     "GaugeGroup",
     "Landscape",
     "Landscapes",
     "LossSurface",
     "Monitor",
+    "Pool",
     "Recipe",
     "Report",
     "Spectra",

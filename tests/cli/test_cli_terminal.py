@@ -21,8 +21,8 @@ from flatgauge.geometry import GEOMETRIES
 from flatgauge.loading.datasets import BUILTIN
 from flatgauge.measures import registry
 from flatgauge.report.formulas import readable, unicode_formula
+from flatgauge.studies.pool import ENGINES
 from flatgauge.studies.published import PRESETS, STUDIES
-from flatgauge.studies.working import ENGINES
 from flatgauge.surface.losses import NAMED
 
 COMMANDS = [command.callback.__name__ for command in app.registered_commands]

@@ -26,9 +26,8 @@ from flatgauge.cli.output import print_json, styled, watched
 from flatgauge.cli.streams import show, tell
 
 if TYPE_CHECKING:
-    import pandas as pd
-
-    from flatgauge.studies import Findings, RayEngine, Study
+    from flatgauge.studies import PoolResult, RayEngine, Study
+    from flatgauge.studies.pool import NetworkPool
 
 
 @app.command(
@@ -126,33 +125,34 @@ def study(
     found = {}
     with nullcontext() if ray is None else ray.connected():
         for part, pool in parts.items():
-            found[part] = _run(part, pool, place / part, data, resume, workers, ray)
-            told = _report(found[part], _command(name, preset, part, pool))
+            found[part] = run_pool(part, pool, place / part, data, resume, workers, ray)
+            told = report_pool(found[part], _command(name, preset, part, pool))
             if not json:
                 show(f"\n{name}, {part}")
-                _print(found[part])
+                print_pool(found[part])
                 show(f"\n{told}")
     if json:
-        print_json({"command": sys.argv[1:]} | {k: _contents(v) for k, v in found.items()})
+        print_json({"command": sys.argv[1:]} | {k: v.to_dict() for k, v in found.items()})
 
 
-def _run(
+def run_pool(
     part: str,
-    pool: Study,
+    pool: NetworkPool,
     place: Path,
     data: Path | None,
     resume: bool,
     workers: int | None,
     ray: RayEngine | None,
-) -> Findings:
+) -> PoolResult:
     """Run one pool; say what is kept if it is interrupted."""
-    total = len(pool.runs())
+    total = len(pool.members)
     many = 1 if ray is not None else min(workers or _cores(), total)
     processes = "1 process" if many == 1 else f"{many} processes"
     where = processes if ray is None else f"{ray.cpus:g} CPU each on Ray"
     tell(f"{part}: {total} networks, {where}, in {place}")
     try:
-        with nullcontext() if ray is None else redirect_stdout(sys.stderr):  # Ray prints losses.
+        # Ray prints what it lost.
+        with nullcontext() if ray is None else redirect_stdout(sys.stderr):
             return pool.run(
                 place,
                 data=data,
@@ -162,7 +162,9 @@ def _run(
                 engine=ray or "local",
             )
     except KeyboardInterrupt:
-        trained, measured = (len(list(place.glob(what))) for what in ("models/*.s*", "rows/*.json"))
+        from flatgauge.studies.store import PoolStore
+
+        trained, measured = len(list(place.glob("models/*.s*"))), len(PoolStore(place).rows())
         tell(
             f"interrupted: of {total} networks {trained} are trained and {measured} measured, in "
             f"{place}; --resume goes on"
@@ -178,28 +180,16 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _print(findings: Findings) -> None:
+def print_pool(result: PoolResult) -> None:
     """Print what was found for a person at a terminal, or for a file."""
     if not styled():
-        show(repr(findings))
+        show(repr(result))
         return
     from rich.console import Console
 
-    from flatgauge.report import findings_text as words
-    from flatgauge.report.terminal import print_lines, print_table
+    from flatgauge.report.tables import print_tables
 
-    console = Console()
-    print_lines(console, words.sentences(findings))
-    if findings.counted.empty:
-        return
-    rows = words.correlation_rows(findings)
-    if rows:
-        print_lines(console, ["", words.correlation_title(findings)])
-        print_table(console, rows, words.correlation_rows(findings, narrow=True))
-    published = words.published_rows(findings)
-    if published:
-        print_lines(console, [words.BESIDE])
-        print_table(console, published)
+    print_tables(result.tables(), Console())
 
 
 def _list() -> None:
@@ -225,36 +215,14 @@ def _chosen(parts: dict[str, Study], only: list[str]) -> dict[str, Study]:
     return {name: pool for name, pool in parts.items() if not only or name in only}
 
 
-def _report(findings: Findings, command: str) -> str:
+def report_pool(result: PoolResult, command: str) -> str:
     """Write the page, and say where it is; a pool without one does not keep others from theirs."""
-    if findings.counted.empty:
-        from flatgauge.report.findings_page import write_results
-
-        write_results(findings)
-        return f"no report, as no network counts; see {findings.store.folder / 'results.csv'}"
-    return f"report: {findings.write(command=command).resolve()}"
+    if result.counted.empty:
+        return f"no report, as no network counts; see {result.write_results()}"
+    return f"report: {result.write(command=command).resolve()}"
 
 
 def _command(name: str, preset: str, part: str, pool: Study) -> str:
     """The command that repeats one pool."""
     data = "" if pool.recipe.data in ("digits", "noise") else " --data DIR"
     return f"flatgauge study {name} --preset {preset} --only {part}{data}"
-
-
-def _contents(findings: Findings) -> dict[str, object]:
-    """The findings for a program."""
-    import json as text
-
-    tables: dict[str, pd.DataFrame | None] = {"correlations": None, "before_after": None}
-    if not findings.counted.empty:
-        tables = {"correlations": findings.correlations, "before_after": findings.before_after}
-    counts = {"networks": len(findings.rows), "counted": len(findings.counted)}
-    published = {"published": findings.beside_published().to_dict(orient="records")}
-    return (
-        counts
-        | published
-        | {
-            name: None if table is None else text.loads(table.to_json(orient="index"))
-            for name, table in tables.items()
-        }
-    )

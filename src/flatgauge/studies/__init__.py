@@ -1,9 +1,10 @@
-"""Studies: train a pool of networks, measure all of them, see what flatness follows."""
+"""Pools of networks: train or take many, measure all of them, see what flatness follows."""
 
-from flatgauge.studies.figure import Figure
-from flatgauge.studies.findings import Findings
+from flatgauge.studies.pool import Pool
 from flatgauge.studies.ray_engine import RayEngine
 from flatgauge.studies.recipe import Recipe
+from flatgauge.studies.result import PoolResult, PublishedNumber
 from flatgauge.studies.study import Study
+from flatgauge.studies.tasks import Network
 
-__all__ = ["Figure", "Findings", "RayEngine", "Recipe", "Study"]
+__all__ = ["Network", "Pool", "PoolResult", "PublishedNumber", "RayEngine", "Recipe", "Study"]

@@ -1,4 +1,8 @@
-"""A recipe: everything that makes one trained network, so that it can be made again."""
+"""A recipe: everything that makes one trained network, so that it can be made again.
+
+In: plain values, checked here so that nothing is refused in the middle of a study. Out: a frozen
+`Recipe` that turns into a dict and back; its `digest` names the network.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,41 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from flatgauge.estimators.linalg import check_seed
-from flatgauge.studies.networks.catalogue import find_architecture
-from flatgauge.studies.networks.initialisation import INITIALISATIONS
+from flatgauge.studies.networks import INITIALISATIONS, find_architecture
 
-#: How the weights are changed at every step.
-OPTIMIZERS = ("sgd", "adam")
+#: The smallest number above 0.
+_ABOVE_0 = math.ulp(0.0)
+
+#: Fields that are whole numbers: the least, and whether they may be None.
+_WHOLE_NUMBERS = {
+    "samples": (1, True),
+    "test_samples": (1, True),
+    "subset": (0, True),
+    "batch": (1, False),
+    "epochs": (0, False),
+}
+
+#: Fields that are numbers: the least, the largest, and whether they may be None.
+_RANGES = {
+    "random_labels": (0.0, 1.0, False),
+    "momentum": (0.0, 1.0, False),
+    "weight_decay": (0.0, math.inf, False),
+    "width": (_ABOVE_0, math.inf, False),
+    "rate": (_ABOVE_0, math.inf, False),
+    "loss_goal": (_ABOVE_0, math.inf, True),
+    "gradient_goal": (_ABOVE_0, math.inf, True),
+    "accuracy_goal": (0.0, 1.0, True),
+}
+
+#: Fields that are one of several words.
+_CHOICES = {
+    "init": tuple(INITIALISATIONS),
+    "optimizer": ("sgd", "adam"),
+    "dtype": ("float32", "float64"),
+}
+
+#: The one text that may be None.
+_NOT_AGAIN = ("rescaling", None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,33 +114,22 @@ class Recipe:
 
     def __post_init__(self) -> None:
         check_seed(self.seed)
-        for name in ("data", "network", "init"):
-            _of_kind(name, getattr(self, name), str)
-        for name in ("standardise", "early"):
-            _of_kind(name, getattr(self, name), bool)
-        if self.rescaling is not None:
-            _of_kind("rescaling", self.rescaling, str)
+        for name in ("data", "network", "init", "standardise", "early", "rescaling"):
+            kind = bool if name in ("standardise", "early") else str
+            if not isinstance(value := getattr(self, name), kind) and (name, value) != _NOT_AGAIN:
+                wanted = "a text" if kind is str else "True or False"
+                raise TypeError(f"`{name}={value!r}` must be {wanted}.")
         if ":" not in self.network:
             find_architecture(self.network)
-        for name in ("samples", "test_samples"):
-            _whole(name, getattr(self, name), 1, optional=True)
-        _whole("subset", self.subset, 0, optional=True)
-        _whole("batch", self.batch, 1)
-        _whole("epochs", self.epochs, 0)
-        for name, low, high in (
-            ("random_labels", 0.0, 1.0),
-            ("momentum", 0.0, 1.0),
-            ("weight_decay", 0.0, math.inf),
-        ):
-            _within(name, getattr(self, name), low, high)
-        for name in ("width", "rate"):
-            _within(name, getattr(self, name), math.ulp(0.0), math.inf)
-        for name in ("loss_goal", "gradient_goal"):
-            _within(name, getattr(self, name), math.ulp(0.0), math.inf, optional=True)
-        _within("accuracy_goal", self.accuracy_goal, 0.0, 1.0, optional=True)
-        _one_of("init", self.init, tuple(INITIALISATIONS))
-        _one_of("optimizer", self.optimizer, OPTIMIZERS)
-        _one_of("dtype", self.dtype, ("float32", "float64"))
+        for name, (least, optional) in _WHOLE_NUMBERS.items():
+            _check_whole(name, getattr(self, name), least, optional)
+        for name, (low, high, optional) in _RANGES.items():
+            _check_range(name, getattr(self, name), low, high, optional)
+        for name, known in _CHOICES.items():
+            if getattr(self, name) not in known:
+                raise ValueError(
+                    f"`{name}={getattr(self, name)!r}` is unknown; use one of {', '.join(known)}."
+                )
         if self.width != 1 and ":" in self.network:
             raise ValueError(
                 f"`width={self.width!r}` is for networks by name, and `{self.network}` is made as "
@@ -120,17 +143,7 @@ class Recipe:
 
     @classmethod
     def from_dict(cls, contents: Mapping[str, Any]) -> Recipe:
-        """The recipe that `to_dict` was called on.
-
-        Args:
-            contents: What it gave.
-
-        Returns:
-            The recipe.
-
-        Raises:
-            ValueError: If a field is unknown.
-        """
+        """The recipe that `to_dict` was called on; an unknown field is an error."""
         unknown = sorted(set(contents) - set(FIELDS))
         if unknown:
             raise ValueError(
@@ -140,22 +153,11 @@ class Recipe:
         return cls(**contents)
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields, by name.
-
-        Returns:
-            Plain values.
-        """
+        """All fields by name, as plain values."""
         return asdict(self)
 
     def but(self, **changes: Any) -> Recipe:
-        """The same with some fields changed.
-
-        Args:
-            **changes: The new values.
-
-        Returns:
-            Another recipe.
-        """
+        """The same recipe with some fields changed."""
         return replace(self, **changes)
 
     @property
@@ -176,15 +178,8 @@ class Recipe:
 FIELDS = tuple(field.name for field in fields(Recipe))
 
 
-def _of_kind(name: str, value: Any, kind: type) -> None:
-    """Refuse what is no text, or neither True nor False."""
-    if not isinstance(value, kind):
-        wanted = "a text" if kind is str else "True or False"
-        raise TypeError(f"`{name}={value!r}` must be {wanted}.")
-
-
-def _whole(name: str, value: Any, least: int, *, optional: bool = False) -> None:
-    """Refuse what is no whole number of at least some size."""
+def _check_whole(name: str, value: Any, least: int, optional: bool) -> None:
+    """Refuse what is not a whole number of at least some size."""
     if optional and value is None:
         return
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -192,18 +187,12 @@ def _whole(name: str, value: Any, least: int, *, optional: bool = False) -> None
         raise ValueError(f"`{name}={value!r}` must be a whole number of at least {least}{also}.")
 
 
-def _within(name: str, value: Any, low: float, high: float, *, optional: bool = False) -> None:
-    """Refuse what is no number of a range."""
+def _check_range(name: str, value: Any, low: float, high: float, optional: bool) -> None:
+    """Refuse what is not a number of a range."""
     if optional and value is None:
         return
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not (number and low <= value <= high and math.isfinite(value)):
-        least = "above 0" if low == math.ulp(0.0) else f"of at least {low:g}"
+        least = "above 0" if low == _ABOVE_0 else f"of at least {low:g}"
         most = "" if high == math.inf else f" and at most {high:g}"
         raise ValueError(f"`{name}={value!r}` must be a finite number {least}{most}.")
-
-
-def _one_of(name: str, value: Any, known: tuple[str, ...]) -> None:
-    """Refuse what has no meaning."""
-    if value not in known:
-        raise ValueError(f"`{name}={value!r}` is unknown; use one of {', '.join(known)}.")

@@ -1,329 +1,313 @@
-"""The folder of a study: every finished network and its row, each written whole or not at all.
+"""The folder of a pool: its declaration, one row per finished network, trained networks.
 
-A network is one file with its recipe and how training went in its header, so that it is complete
-by itself; its row of measurements is another. A run is held by a lock that the system releases
-when its process ends, in whatever way: nothing has to be cleaned up after a crash.
+    pool.json         what the pool is
+    rows.jsonl        one JSON object per finished network, in order of completion
+    models/NAME.safetensors   networks that were trained here, with recipe and scores in the header
+    locks/            one empty file per network that was ever worked on
+
+In: the pool's declaration, then rows and networks, each on disk when the call returns. Out: rows by
+name. Rows are only appended; whatever is killed while it writes leaves at most half a line, which
+readers skip and the next writer ends. A network is claimed by a file lock that the operating
+system releases when the process ends, in whatever way: after a crash there is nothing to clean up.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+import os
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any
 
-from torch import nn
+from filelock import FileLock, Timeout
 
 from flatgauge.analysis.files import atomic_write, explain_file_errors, from_plain, to_plain
-from flatgauge.loading.models import load_weights
 from flatgauge.studies.recipe import Recipe
-from flatgauge.studies.training import Trained
+from flatgauge.studies.training import TrainedNetwork
 
-_DECLARATION = "study.json"
+#: What is kept of a network: its name, what makes it different, how it does, whether it counts,
+#: and the reports of its measures as it is and rescaled (None if it was not measured).
+Row = dict[str, Any]
 
-#: What is kept of a run, after the folders: its network, and what was measured of it.
-Part = Literal["models", "rows"]
+_DECLARATION, _ROWS = "pool.json", "rows.jsonl"
+_NEEDED = {"name", "columns", "scores", "state", "measured", "rescaled"}
 
-_ENDINGS: dict[Part, str] = {"models": ".safetensors", "rows": ".json"}
+#: Parts of a declaration that may differ on resume: they add networks, leave some out, or change
+#: how rows are read; none of them changes a row.
+_MAY_CHANGE = (
+    *("networks", "factors", "seeds", "target", "confounders", "question", "landscapes"),
+)
 
-#: What may change when a study goes on: runs are added or left out, and read in other ways, but
-#: none of them differs.
-_GROWING = ("factors", "seeds", "target", "confounders", "question", "landscapes")
 
+class PoolStore:
+    """The folder of a pool.
 
-class Store:
-    """A study's folder.
-
-    Attributes:
-        folder: Where it is.
+    Args:
+        folder: Made by `open`.
     """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder).expanduser()
+        self._rows: dict[str, Row] = {}
+        self._bytes_read = self._lines_read = 0
+        self._digest: str | None = None
 
     def open(self, declaration: Mapping[str, Any], *, resume: bool) -> None:
-        """Begin a study here, or go on with it.
+        """Begin a pool here, or continue it.
 
         Args:
-            declaration: What the study is.
-            resume: Whether to go on with what is there.
+            declaration: What the pool is.
+            resume: Whether to continue with what is there.
 
         Raises:
-            FileExistsError: If there are runs and they are not to be resumed.
-            ValueError: If the folder holds another study.
-            NotADirectoryError: If it is no folder.
+            FileExistsError: If something is finished and is not to be continued.
+            ValueError: If the folder holds another pool.
+            NotADirectoryError: If it is a file.
         """
         if self.folder.exists() and not self.folder.is_dir():
-            raise NotADirectoryError(f"`{self.folder}` is a file; name a folder for the study.")
+            raise NotADirectoryError(f"`{self.folder}` is a file; name a folder for the pool.")
+        path, new = self.folder / _DECLARATION, to_plain(declaration)
+        self._check_age()
         with explain_file_errors(self.folder):
-            for part in ("models", "rows", "locks"):
+            for part in ("models", "locks"):
                 (self.folder / part).mkdir(parents=True, exist_ok=True)
-        wanted = to_plain(declaration)
-        with self._held_alone():  # Of processes that begin at once, one declares the study.
-            if not self._declared.exists():
-                atomic_write(self._declared, json.dumps(wanted, indent=2, ensure_ascii=False))
-                return
-        if not resume and self._has_runs():
-            raise FileExistsError(
-                f"`{self.folder}` already holds a study; go on with it (`--resume`, or "
-                "`resume=True`), or name another folder."
-            )
-        found = self.declaration()
-        differing = [key for key in wanted if found.get(key) != wanted[key]]
-        others = [key for key in differing if key not in _GROWING]
-        if others:
-            raise ValueError(
-                f"`{self.folder}` holds another study: it differs in {', '.join(others)}; "
-                "resume it as it was declared, or name another folder."
-            )
-        if differing:
-            with self._held_alone():
-                atomic_write(self._declared, json.dumps(wanted, indent=2, ensure_ascii=False))
+        with explain_file_errors(path), self._lock(_DECLARATION):  # One of several declares it.
+            old = self.declaration() if path.exists() else new
+            changed = [key for key in new if new[key] != old.get(key)]
+            if fixed := [key for key in changed if key not in _MAY_CHANGE]:
+                raise ValueError(
+                    f"`{self.folder}` holds another pool: it differs in {', '.join(fixed)}; resume "
+                    "it as it was declared, or name another folder."
+                )
+            if not resume and (self._has_rows() or any((self.folder / "models").iterdir())):
+                raise FileExistsError(
+                    f"`{self.folder}` already holds finished networks; continue with `--resume` "
+                    "(`resume=True`), or name another folder."
+                )
+            if changed or not path.exists():
+                atomic_write(path, json.dumps(new, indent=2, ensure_ascii=False))
 
     def declaration(self) -> dict[str, Any]:
-        """What the study is.
+        """What the pool is.
 
         Returns:
             What `open` was given.
 
         Raises:
-            FileNotFoundError: If there is no study.
+            FileNotFoundError: If there is none.
+            ValueError: If the file is damaged.
         """
-        if not self._declared.exists():
+        path = self.folder / _DECLARATION
+        self._check_age()
+        if not path.exists():
             raise FileNotFoundError(
-                f"`{self.folder}` holds no study; name a folder that `flatgauge study` wrote."
+                f"`{self.folder}` holds no pool; name a folder that `flatgauge study` or "
+                "`flatgauge pool` wrote."
             )
-        advice = "name another folder, or delete it and resume the study as it was declared"
-        return _contents(self._declared, {"recipe", "factors"}, advice)
-
-    @contextmanager
-    def held(self, run: str) -> Iterator[bool]:
-        """Hold a run against other processes.
-
-        Args:
-            run: Its name.
-
-        Yields:
-            Whether it is held here; not if another process holds it.
-        """
-        import fcntl
-
-        with self._lock(run) as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                yield False
-                return
-            yield True
-
-    def keep_model(self, run: str, recipe: Recipe, trained: Trained) -> None:
-        """Write a trained network with its recipe.
-
-        Args:
-            run: Its name.
-            recipe: How it was made.
-            trained: The network.
-        """
-        from safetensors.torch import save
-
-        state = trained.model.state_dict()
-        # Copies, as the format refuses tensors that share memory, such as tied weights.
-        weights = {name: part.clone().contiguous() for name, part in state.items()}
-        header = {"recipe": recipe.to_dict(), "training": trained.facts()}
-        text = {key: json.dumps(to_plain(value)) for key, value in header.items()}
-        atomic_write(self._model(run), save(weights, metadata=text))
-
-    def has_model(self, run: str) -> bool:
-        """Whether a run's network is trained.
-
-        Args:
-            run: Its name.
-
-        Returns:
-            Whether it is there.
-        """
-        return self._model(run).exists()
-
-    def training(self, run: str) -> dict[str, Any] | None:
-        """How a network's training went.
-
-        Args:
-            run: Its name.
-
-        Returns:
-            The facts, None if it is not there.
-
-        Raises:
-            ValueError: If the file is damaged, or was written by something else.
-        """
-        from safetensors import SafetensorError, safe_open
-
-        place = self._model(run)
-        if not place.exists():
-            return None
         try:
-            with safe_open(place, framework="pt") as file:
-                header = file.metadata()
-            found: dict[str, Any] = from_plain(json.loads(header["training"]))
-            made = Recipe.from_dict(from_plain(json.loads(header["recipe"])))
-            if not run.endswith(made.digest):
-                raise ValueError("it was trained by another recipe")
-        except (SafetensorError, TypeError, KeyError, ValueError) as error:
+            found = from_plain(json.loads(path.read_text(encoding="utf-8")))
+            if not isinstance(found, dict) or "measures" not in found:
+                raise ValueError("something is missing")
+        except ValueError as error:
             raise ValueError(
-                f"`{place}` is no network of this study ({error}); delete it and resume, and the "
-                "network is trained again."
+                f"`{path}` is damaged or not of a pool ({error}); name another folder, or delete "
+                "it and resume the pool as it was declared."
             ) from error
         return found
 
-    def load_model(self, run: str, model: nn.Module) -> None:
-        """Put the weights of a finished network into a network of its shape.
+    # -- rows -----------------------------------------------------------------------------------
 
-        Args:
-            run: Its name.
-            model: Changed in place.
+    def rows(self) -> Mapping[str, Row]:
+        """All finished networks by name; only what was appended since the last call is read.
+
+        Returns:
+            The rows, in the order of completion.
+
+        Raises:
+            ValueError: If a line is the row of another pool, or something else.
         """
-        load_weights(model, self._model(run))
+        path = self.folder / _ROWS
+        if path.exists():
+            with path.open("rb") as file:
+                file.seek(self._bytes_read)
+                appended = file.read()
+            complete = appended[: appended.rfind(b"\n") + 1]
+            for line in complete.splitlines():
+                self._lines_read += 1
+                with suppress(json.JSONDecodeError, UnicodeDecodeError):  # Half a line.
+                    row = from_plain(json.loads(line))
+                    self._check_row(row)
+                    self._rows[row["name"]] = row
+            self._bytes_read += len(complete)
+        return self._rows
 
-    def keep_row(self, run: str, row: Mapping[str, Any]) -> None:
-        """Write what was measured of a network, with the study it belongs to.
+    def append(self, name: str, row: Mapping[str, Any]) -> None:
+        """Add the row of a network; it is on disk when this returns.
 
         Args:
-            run: Its name.
+            name: The network.
             row: Plain values.
-        """
-        text = json.dumps(to_plain(row) | {"study": self._identity()}, ensure_ascii=False)
-        atomic_write(self._row(run), text)
-
-    def has_row(self, run: str) -> bool:
-        """Whether a run is finished.
-
-        Args:
-            run: Its name.
-
-        Returns:
-            Whether its row is there.
-        """
-        return self._row(run).exists()
-
-    def row(self, run: str) -> dict[str, Any] | None:
-        """What was measured of a network.
-
-        Args:
-            run: Its name.
-
-        Returns:
-            The row, None if it is not there.
 
         Raises:
-            ValueError: If the file is damaged, or the row of another run or study.
+            OSError: If it cannot be written, with what to do; no part of it is left.
         """
-        if not self.has_row(run):
-            return None
-        place = self._row(run)
-        advice = "delete it and resume, and the network is measured again"
-        needed = {"run", "recipe", "training", "measured", "rescaled"}
-        found = _contents(place, needed, advice)
-        if found["run"] != run:
-            raise ValueError(f"`{place}` is the row of another run, `{found['run']}`; {advice}.")
-        own = self._identity()
-        if found.pop("study", own) != own:
+        contents = to_plain({"name": name, **row, "pool": self._identity()})
+        line = json.dumps(contents, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+        path = self.folder / _ROWS
+        with (
+            explain_file_errors(path),
+            self._lock(_ROWS),
+            path.open("ab", buffering=0) as file,
+        ):
+            size = file.seek(0, os.SEEK_END)
+            try:
+                if _ends_within_line(path, size):  # Left by a process that was killed.
+                    line = b"\n" + line
+                left = memoryview(line)
+                while left:
+                    left = left[file.write(left) :]
+                os.fsync(file.fileno())
+            except BaseException:
+                with suppress(OSError):
+                    file.truncate(size)
+                raise
+
+    def _check_row(self, row: Any) -> None:
+        place = f"line {self._lines_read} of `{self.folder / _ROWS}`"
+        advice = "delete that line and resume, and the network is measured again"
+        if not isinstance(row, dict) or _NEEDED - row.keys():
+            raise ValueError(f"{place} is not the row of a network; {advice}.")
+        if row.pop("pool", None) != self._identity():
             raise ValueError(
-                f"`{place}` is a row of another study, measured in another way; {advice}."
+                f"{place} is a row of another pool, measured in another way; {advice}."
             )
-        return found
 
-    def check_rows(self, runs: Iterable[str]) -> None:
-        """Refuse rows that are damaged or belong to something else, before anything is trained.
+    def _has_rows(self) -> bool:
+        return (self.folder / _ROWS).exists() and bool(self.rows())
+
+    # -- trained networks -----------------------------------------------------------------------
+
+    def model_path(self, name: str) -> Path:
+        """Where a trained network is, or will be."""
+        return self.folder / "models" / f"{name}.safetensors"
+
+    def save_model(self, name: str, contents: bytes) -> None:
+        """Write a trained network, all of it or nothing.
 
         Args:
-            runs: The names of the study's runs.
-
-        Raises:
-            ValueError: If there is one.
+            name: The network.
+            contents: What `pack_model` gave.
         """
-        wanted = set(runs)
-        for run in wanted:
-            self.row(run)
-        own = self._identity()
-        for place in sorted((self.folder / "rows").glob(f"*{_ENDINGS['rows']}")):
-            if place.stem in wanted:
-                continue
-            # Rows of runs that the study had before stay where they are.
-            found = _contents(place, {"run"}, "move it out of the folder")
-            if found.get("study", own) != own:
-                raise ValueError(
-                    f"`{place}` is a row of another study; move it out of the folder, or give "
-                    "every study a folder of its own."
-                )
+        atomic_write(self.model_path(name), contents)
 
-    def contents(self, run: str, part: Part) -> bytes | None:
-        """A file of a run as it is, to be kept by the store of another machine.
+    def training(self, name: str, recipe: Recipe) -> dict[str, Any] | None:
+        """How the training of a network went.
 
         Args:
-            run: The name of the run.
-            part: Its network or its row.
+            name: The network.
+            recipe: Its recipe.
 
         Returns:
-            All of the file, None if it is not there.
-        """
-        place = self._place(run, part)
-        return place.read_bytes() if place.exists() else None
+            Its state and scores, None if it is not trained yet.
 
-    def keep(self, run: str, part: Part, contents: bytes) -> None:
-        """Write a file of a run that the store of another machine has.
+        Raises:
+            ValueError: If the file is damaged, or holds something else.
+        """
+        path = self.model_path(name)
+        return read_training(path, recipe) if path.exists() else None
+
+    # -- locks ----------------------------------------------------------------------------------
+
+    def try_claim(self, name: str) -> FileLock | None:
+        """Claim a network for this process.
 
         Args:
-            run: The name of the run.
-            part: Its network or its row.
-            contents: What `contents` gave there.
+            name: The network.
+
+        Returns:
+            The lock that was taken; None if another process has it.
         """
-        atomic_write(self._place(run, part), contents)
+        lock = self._lock(f"{name}.lock")
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            return None
+        return lock
+
+    def _lock(self, name: str) -> FileLock:
+        return FileLock(self.folder / "locks" / name)
 
     def _identity(self) -> str:
-        """What tells its rows from those of studies that measure in another way."""
-        fixed = {k: v for k, v in self.declaration().items() if k not in _GROWING}
-        text = json.dumps(to_plain(fixed), sort_keys=True)
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        """What tells its rows from those of pools that measure in another way."""
+        if self._digest is None:
+            fixed = {k: v for k, v in self.declaration().items() if k not in _MAY_CHANGE}
+            text = json.dumps(to_plain(fixed), sort_keys=True)
+            self._digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+        return self._digest
 
-    @contextmanager
-    def _held_alone(self) -> Iterator[None]:
-        """Hold the whole folder, once others that do have let it go."""
-        import fcntl
-
-        with self._lock(_DECLARATION) as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-
-    def _lock(self, name: str) -> TextIO:
-        place = self.folder / "locks" / name
-        with explain_file_errors(place):
-            return open(place, "w", encoding="utf-8")
-
-    @property
-    def _declared(self) -> Path:
-        return self.folder / _DECLARATION
-
-    def _has_runs(self) -> bool:
-        return any(any((self.folder / part).iterdir()) for part in ("models", "rows"))
-
-    def _model(self, run: str) -> Path:
-        return self._place(run, "models")
-
-    def _row(self, run: str) -> Path:
-        return self._place(run, "rows")
-
-    def _place(self, run: str, part: Part) -> Path:
-        return self.folder / part / f"{run}{_ENDINGS[part]}"
+    def _check_age(self) -> None:
+        if (self.folder / "study.json").exists():
+            raise ValueError(
+                f"`{self.folder}` was written by flatgauge 0.1, which kept one file per row; this "
+                "version does not read it: run the study in another folder, or use the version "
+                "that wrote it."
+            )
 
 
-def _contents(place: Path, needed: set[str], advice: str) -> dict[str, Any]:
-    """A file of JSON that has certain keys, or what to do as it is damaged."""
+def read_training(path: Path, recipe: Recipe) -> dict[str, Any]:
+    """The state and the scores in the header of a trained network, refused if it is another."""
+    from safetensors import SafetensorError, safe_open
+
     try:
-        found = from_plain(json.loads(place.read_text(encoding="utf-8")))
-        if not isinstance(found, dict) or needed - set(found):
-            raise ValueError("something is missing")
-    except ValueError as error:
-        raise ValueError(f"`{place}` is damaged or not of a study ({error}); {advice}.") from error
+        with safe_open(path, framework="pt") as file:
+            header = file.metadata()
+        found: dict[str, Any] = from_plain(json.loads(header["training"]))
+        made = Recipe.from_dict(from_plain(json.loads(header["recipe"])))
+        if made != recipe:
+            raise ValueError("it was trained by another recipe")
+        if missing := {"state", "scores"} - found.keys():
+            raise ValueError(f"its header lacks {', '.join(sorted(missing))}")
+    except (SafetensorError, TypeError, KeyError, ValueError) as error:
+        raise ValueError(
+            f"`{path}` is no network of this study ({error}); delete it and resume, and the "
+            "network is trained again."
+        ) from error
     return found
+
+
+def pack_model(recipe: Recipe, trained: TrainedNetwork) -> bytes:
+    """A trained network with its recipe and how its training went, as the contents of a file."""
+    from safetensors.torch import save
+
+    state = trained.model.state_dict()
+    # Copies, as the format refuses tensors that share memory, such as tied weights.
+    weights = {name: part.clone().contiguous() for name, part in state.items()}
+    header = {"recipe": recipe.to_dict(), "training": trained.facts()}
+    text = {key: json.dumps(to_plain(value)) for key, value in header.items()}
+    return save(weights, metadata=text)
+
+
+def check_names(names: Collection[str]) -> None:
+    """Refuse names that cannot be names of files."""
+    for name in names:
+        if (
+            not name
+            or name != name.strip()
+            or len(name.encode()) > 200
+            or set(name) & set("/\\:\0")
+        ):
+            raise ValueError(
+                f"`{name}` cannot name a network: its lock is a file of that name; use letters, "
+                "digits, dots and dashes, at most 200."
+            )
+
+
+def _ends_within_line(path: Path, size: int) -> bool:
+    """Whether a file does not end with the end of a line."""
+    if not size:
+        return False
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return file.read(1) != b"\n"

@@ -1,4 +1,10 @@
-"""Training one network until its recipe's goals are reached."""
+"""Train one network until the goals of its recipe are reached.
+
+In: a recipe and its data. Out: `TrainedNetwork`, the network in evaluation mode, how it came out
+and how it does on all samples. First weights, the order of samples and whatever the network draws
+itself have generators of their own, derived from the recipe's seed, so that a network can be made
+again from its recipe alone.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +20,8 @@ from torch import Tensor, nn
 
 from flatgauge.estimators.linalg import child_generator, seed_global_rng
 from flatgauge.loading.models import build_model, resolve
-from flatgauge.studies.networks.catalogue import build
-from flatgauge.studies.networks.initialisation import initialise
-from flatgauge.studies.preparing import Prepared
+from flatgauge.studies.data import StudyData
+from flatgauge.studies.networks import build, initialise
 from flatgauge.studies.recipe import Recipe
 
 #: States of a trained network; only the first enters statistics.
@@ -31,7 +36,7 @@ _PASS = 2000
 
 
 @dataclass(frozen=True)
-class Standing:
+class Scores:
     """How a network does on all samples.
 
     Attributes:
@@ -52,7 +57,7 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedNetwork:
     """A network at the end of its training.
 
     Attributes:
@@ -60,7 +65,7 @@ class Trained:
         state: ``"reached"``, ``"not reached"`` or ``"diverged"``.
         epochs: Passes over the data.
         steps: Changes of the weights.
-        standing: How it does.
+        scores: How it does.
         seconds: Wall-clock time of the training.
         replaced: How many training labels are not the true ones.
     """
@@ -69,43 +74,44 @@ class Trained:
     state: str
     epochs: int
     steps: int
-    standing: Standing
+    scores: Scores
     seconds: float
     replaced: int
 
     def facts(self) -> dict[str, Any]:
-        """All but the model, as plain values.
+        """All but the model as plain values: the state, and everything that is a number."""
+        numbers = {"trained_epochs": self.epochs, "steps": self.steps, "replaced": self.replaced}
+        return {
+            "state": self.state,
+            "scores": numbers | asdict(self.scores) | {"seconds": self.seconds},
+        }
 
-        Returns:
-            Values by name.
-        """
-        own = {name: getattr(self, name) for name in ("state", "epochs", "steps", "replaced")}
-        return own | asdict(self.standing) | {"seconds": self.seconds}
 
-
-def network(recipe: Recipe, prepared: Prepared) -> nn.Module:
+def make_network(recipe: Recipe, data: StudyData, factory: str | None = None) -> nn.Module:
     """The network of a recipe with its first weights.
 
     Args:
         recipe: Which.
-        prepared: Its data.
+        data: Its data, for the shape of an input and the number of classes.
+        factory: Where ``file.py:factory`` of the recipe is found here, if it is elsewhere.
 
     Returns:
         The network.
     """
     own = ":" in recipe.network
+    factory = factory or recipe.network
     if own:
         with seed_global_rng(0, "import"):  # By whichever run is first, and not at its expense.
-            resolve(recipe.network)
+            resolve(factory)
     with seed_global_rng(recipe.seed, "weights"):
         if own:
             # A copy: code may give the same network whenever it is asked for one.
-            model = copy.deepcopy(build_model(recipe.network))
+            model = copy.deepcopy(build_model(factory))
         else:
             model = build(
                 recipe.network,
-                shape=prepared.shape,
-                classes=prepared.classes,
+                shape=tuple(data.inputs.shape[1:]),
+                classes=data.classes,
                 width=recipe.width,
             )
     if not own or recipe.init != "default":
@@ -113,58 +119,51 @@ def network(recipe: Recipe, prepared: Prepared) -> nn.Module:
     return model.to(getattr(torch, recipe.dtype))
 
 
-def train(recipe: Recipe, prepared: Prepared) -> Trained:
+def train(recipe: Recipe, data: StudyData, factory: str | None = None) -> TrainedNetwork:
     """Train a network from its first weights until its goals are reached.
 
     Args:
         recipe: How.
-        prepared: Its data.
+        data: Its data.
+        factory: As of `make_network`.
 
     Returns:
         The network, and how it came out.
     """
     start = time.perf_counter()
-    model = network(recipe, prepared)
-    optimizer = optimizer_of(recipe, model)
+    model = make_network(recipe, data, factory)
+    optimizer = _make_optimizer(recipe, model)
     order = child_generator(recipe.seed, "order")
     epochs, steps = 0, 0
-    at_once = not recipe.epochs and reached(recipe, model, prepared, math.inf, last=True)
+    at_once = not recipe.epochs and _reaches_goals(recipe, model, data, math.inf, last=True)
     state = REACHED if at_once else MISSED
     with seed_global_rng(recipe.seed, "training"):  # What a network draws itself, as for dropout.
         while state == MISSED and epochs < recipe.epochs:
             model.train()
             total = torch.zeros((), dtype=torch.float64)
-            for chosen in torch.randperm(len(prepared.inputs), generator=order).split(recipe.batch):
+            for chosen in torch.randperm(len(data.inputs), generator=order).split(recipe.batch):
                 optimizer.zero_grad()
-                loss = F.cross_entropy(model(prepared.inputs[chosen]), prepared.targets[chosen])
+                loss = F.cross_entropy(model(data.inputs[chosen]), data.targets[chosen])
                 loss.backward()
                 optimizer.step()
                 total += loss.detach() * len(chosen)
                 steps += 1
             epochs += 1
-            mean = total.item() / len(prepared.inputs)
+            mean = total.item() / len(data.inputs)
             if not math.isfinite(mean):
                 state = DIVERGED
-            elif reached(recipe, model, prepared, mean, last=epochs == recipe.epochs):
+            elif _reaches_goals(recipe, model, data, mean, last=epochs == recipe.epochs):
                 state = REACHED
     optimizer.zero_grad()
     model.eval()
-    stands = standing(model, prepared, gradient=recipe.gradient_goal is not None)
+    scores = score(model, data, gradient=recipe.gradient_goal is not None)
     seconds = time.perf_counter() - start
-    state = final_state(state, stands)
-    return Trained(model, state, epochs, steps, stands, seconds, prepared.replaced)
+    if not math.isfinite(scores.train_loss):  # The last step may have left no finite loss.
+        state = DIVERGED
+    return TrainedNetwork(model, state, epochs, steps, scores, seconds, data.replaced)
 
 
-def optimizer_of(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
-    """What changes the weights.
-
-    Args:
-        recipe: How.
-        model: Whose.
-
-    Returns:
-        A torch optimiser.
-    """
+def _make_optimizer(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
     if recipe.optimizer == "adam":
         return torch.optim.Adam(
             model.parameters(), lr=recipe.rate, weight_decay=recipe.weight_decay, fused=True
@@ -178,81 +177,41 @@ def optimizer_of(recipe: Recipe, model: nn.Module) -> torch.optim.Optimizer:
     )
 
 
-def reached(
-    recipe: Recipe, model: nn.Module, prepared: Prepared, mean: float, *, last: bool = False
+def _reaches_goals(
+    recipe: Recipe, model: nn.Module, data: StudyData, mean: float, *, last: bool = False
 ) -> bool:
-    """Whether a network is where its recipe wants it, on all training samples.
-
-    Args:
-        recipe: Whose goals.
-        model: The network; left in evaluation mode if it was looked at.
-        prepared: Its data.
-        mean: The loss over the last epoch, by which most looks are spared.
-        last: Whether this is the last chance, so that it is looked at in any case.
-
-    Returns:
-        Whether training is over with all goals reached.
-    """
+    """Whether all goals hold on all training samples."""
+    # They are looked at, in evaluation mode, if the mean loss over the last epoch is near its goal,
+    # or if there is no further epoch.
     if not last and not (recipe.early and recipe.has_goal):
         return False
     if recipe.loss_goal is not None and mean > _NEAR * recipe.loss_goal and not last:
         return False
     model.eval()
-    loss, accuracy = scores(model, prepared.inputs, prepared.targets)
+    loss, accuracy = mean_loss(model, data.inputs, data.targets)
     if not loss <= (math.inf if recipe.loss_goal is None else recipe.loss_goal):  # Nor is nan.
         return False
     if recipe.accuracy_goal is not None and accuracy < recipe.accuracy_goal:
         return False
     return (
         recipe.gradient_goal is None
-        or gradient_norm(model, prepared.inputs, prepared.targets) <= recipe.gradient_goal
+        or gradient_norm(model, data.inputs, data.targets) <= recipe.gradient_goal
     )
 
 
-def final_state(state: str, stands: Standing) -> str:
-    """The state of a network, with a look at where it stands.
-
-    Args:
-        state: After the last epoch, of which only losses before its last step are known.
-        stands: How it does after that step.
-
-    Returns:
-        The same; ``"diverged"`` if the last step left no finite loss.
-    """
-    return state if math.isfinite(stands.train_loss) else DIVERGED
-
-
-def standing(model: nn.Module, prepared: Prepared, *, gradient: bool = False) -> Standing:
-    """How a network does on all samples.
-
-    Args:
-        model: In evaluation mode.
-        prepared: Its data.
-        gradient: Whether the gradient's norm is wanted.
-
-    Returns:
-        Losses, accuracies and norms.
-    """
-    train_loss, train_accuracy = scores(model, prepared.inputs, prepared.targets)
-    test_loss, test_accuracy = scores(model, prepared.test_inputs, prepared.test_targets)
+def score(model: nn.Module, data: StudyData, *, gradient: bool = False) -> Scores:
+    """How a network in evaluation mode does on all samples."""
+    train_loss, train_accuracy = mean_loss(model, data.inputs, data.targets)
+    test_loss, test_accuracy = mean_loss(model, data.test_inputs, data.test_targets)
     squares = sum(float(part.detach().double().square().sum()) for part in model.parameters())
-    steepness = gradient_norm(model, prepared.inputs, prepared.targets) if gradient else None
-    return Standing(
+    steepness = gradient_norm(model, data.inputs, data.targets) if gradient else None
+    return Scores(
         train_loss, train_accuracy, steepness, test_loss, test_accuracy, math.sqrt(squares)
     )
 
 
-def scores(model: nn.Module, inputs: Tensor, targets: Tensor) -> tuple[float, float]:
-    """The mean cross-entropy and the share of right classes, without a gradient.
-
-    Args:
-        model: In evaluation mode.
-        inputs: Of all samples.
-        targets: Their labels.
-
-    Returns:
-        Loss and accuracy.
-    """
+def mean_loss(model: nn.Module, inputs: Tensor, targets: Tensor) -> tuple[float, float]:
+    """The mean cross-entropy and the share of right classes, without a gradient."""
     total, right = 0.0, 0
     with torch.no_grad():
         for x, y in zip(inputs.split(_PASS), targets.split(_PASS), strict=True):
@@ -263,16 +222,7 @@ def scores(model: nn.Module, inputs: Tensor, targets: Tensor) -> tuple[float, fl
 
 
 def gradient_norm(model: nn.Module, inputs: Tensor, targets: Tensor) -> float:
-    """The norm of the gradient of the mean loss.
-
-    Args:
-        model: In evaluation mode; its `.grad` is not touched.
-        inputs: Of all samples.
-        targets: Their labels.
-
-    Returns:
-        The norm.
-    """
+    """The norm of the gradient of the mean loss; `.grad` is not touched."""
     parameters = [part for part in model.parameters() if part.requires_grad]
     sums = [torch.zeros_like(part, dtype=torch.float64) for part in parameters]
     for x, y in zip(inputs.split(_PASS), targets.split(_PASS), strict=True):

@@ -71,14 +71,17 @@ def correlation_table(
     import pandas as pd
 
     check_names("measures", measures)
-    check_names("factors", factors)
+    if factors:
+        check_names("factors", factors)
     check_columns(frame, [*measures, target, *factors, *confounders])
     drawing: dict[str, Any] = {"level": level, "resamples": resamples}
     rows = {}
     for measure in measures:
         row, notes = _plain(frame, measure, target, seed, drawing)
-        within, more = _within(frame, measure, target, factors, seed_column, seed, drawing)
-        told, further = _told(frame, measure, target, factors, seed_column, seed, permutations)
+        within, more, told, further = {}, [], {}, []
+        if factors:
+            within, more = _within(frame, measure, target, factors, seed_column, seed, drawing)
+            told, further = _told(frame, measure, target, factors, seed_column, seed, permutations)
         beside, last = _beside(frame, measure, target, confounders, seed, drawing)
         notes = notes + more + further + last
         rows[measure] = {**row, **within, **told, **beside, "notes": "; ".join(_once(notes))}

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from flatgauge.studies.preparing import prepare
 from small_studies import CHEAP, TINY, tiny_study
 
 import flatgauge as fg
-from flatgauge.studies.preparing import prepare
 from flatgauge.studies.store import Store
 from flatgauge.studies.training import train
 

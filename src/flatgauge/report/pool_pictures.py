@@ -12,10 +12,10 @@ from flatgauge.report.study_pictures import Points, layer_clouds, measure_clouds
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from flatgauge.studies.findings import Findings
+    from flatgauge.studies.result import PoolResult
 
 
-def plot_measures(findings: Findings, measures: Sequence[str]) -> Figure:
+def plot_measures(findings: PoolResult, measures: Sequence[str]) -> Figure:
     """Draw measures against the target.
 
     Args:
@@ -30,7 +30,7 @@ def plot_measures(findings: Findings, measures: Sequence[str]) -> Figure:
     return plot_panels(list(clouds.values()))
 
 
-def plot_pairs_of(findings: Findings, measures: Sequence[str]) -> Figure:
+def plot_changes(findings: PoolResult, measures: Sequence[str]) -> Figure:
     """Draw measures against the target, as trained and after random rescaling.
 
     Args:
@@ -47,7 +47,7 @@ def plot_pairs_of(findings: Findings, measures: Sequence[str]) -> Figure:
     rescaled, table = findings.rescaled_frame(), findings.before_after
     if rescaled is None or table is None:
         raise ValueError(
-            "no network of this study was rescaled; give its recipe a `rescaling`, such as "
+            "no network of this pool was rescaled; give it a `rescaling`, such as "
             "'units 1/100..100'."
         )
     kind = change_kind(table, findings.correlations)
@@ -55,7 +55,7 @@ def plot_pairs_of(findings: Findings, measures: Sequence[str]) -> Figure:
     return plot_pairs(list(pairs.values()))
 
 
-def plot_layers_of(findings: Findings, measure: str) -> Figure:
+def plot_layers(findings: PoolResult, measure: str) -> Figure:
     """Draw the parts of single layers of a measure against the target.
 
     Args:
@@ -77,15 +77,17 @@ def plot_layers_of(findings: Findings, measure: str) -> Figure:
     return plot_panels(layer_clouds(_points(findings), rows, names, findings.layer_correlations))
 
 
-def _points(findings: Findings) -> Points:
+def _points(findings: PoolResult) -> Points:
     """The networks, coloured by the first factor."""
-    return Points(findings.to_frame(), findings.study.target, findings.study.factor_names[0])
+    return Points(
+        findings.to_frame(), findings.pool.target, next(iter(findings.pool.factor_names), None)
+    )
 
 
-def _check(findings: Findings, measures: Sequence[str]) -> None:
+def _check(findings: PoolResult, measures: Sequence[str]) -> None:
     """Refuse what was not measured."""
     unknown = [name for name in measures if name not in findings.measures]
     if unknown:
         raise ValueError(
-            f"`{unknown[0]}` was not measured in this study; it has {', '.join(findings.measures)}."
+            f"`{unknown[0]}` was not measured in this pool; it has {', '.join(findings.measures)}."
         )

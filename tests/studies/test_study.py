@@ -8,10 +8,10 @@ import pickle
 
 import pandas as pd
 import pytest
+from flatgauge.studies.figure import Figure
 from small_studies import TINY, tiny_study
 
 import flatgauge as fg
-from flatgauge.studies.figure import Figure
 from flatgauge.studies.published import PRESETS, STUDIES, published_study
 
 

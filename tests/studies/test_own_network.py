@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from flatgauge.studies.preparing import prepare
 from small_studies import TINY, tiny_study
 
-from flatgauge.studies.preparing import prepare
 from flatgauge.studies.training import network, train
 
 CODE = """

@@ -1,4 +1,4 @@
-"""A study's findings as files: tables, and the page."""
+"""What a pool found as one page: the parts of the page are gathered here."""
 
 from __future__ import annotations
 
@@ -6,68 +6,44 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from flatgauge.analysis.files import atomic_write
 from flatgauge.analysis.landscapes.computing import landscape
 from flatgauge.analysis.landscapes.several import Landscapes
 from flatgauge.analysis.request import resolve_measures
-from flatgauge.report.findings_text import confounding_words, left_out, run_words
 from flatgauge.report.frame_table import NamedTable
+from flatgauge.report.pool_tables import (
+    describe_confounders,
+    describe_left_out,
+    describe_run,
+)
 from flatgauge.report.study_page import write_study_page
+from flatgauge.studies.study import Study
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from flatgauge.studies.findings import Findings
+    from flatgauge.studies.result import PoolResult
 
 #: Samples that landscapes are drawn with, and points along each axis.
 _DRAWN, _LINE, _PLANE = 500, 41, 13
 
 
-def write_results(findings: Findings) -> None:
-    """Write the rows of a study into its folder, whether they count or not.
-
-    Args:
-        findings: What was found.
-    """
-    atomic_write(findings.store.folder / "results.csv", findings.to_frame().to_csv())
-
-
-def write_tables(findings: Findings) -> None:
-    """Write what follows from the rows of a study into its folder.
-
-    Args:
-        findings: What was found.
-    """
-    tables = {
-        "rescaled": findings.rescaled_frame(),
-        "layers": findings.layer_frame().set_index("run"),
-        "correlations": findings.correlations,
-        "layer_correlations": findings.layer_correlations,
-        "before_after": findings.before_after,
-        "published": findings.beside_published().set_index("source"),
-    }
-    for name, frame in tables.items():
-        if frame is not None and not frame.empty:
-            atomic_write(findings.store.folder / f"{name}.csv", frame.to_csv())
-
-
-def write_findings(findings: Findings, path: str | Path, *, command: str | None = None) -> Path:
+def write_pool_page(path: str | Path, findings: PoolResult, *, command: str | None = None) -> Path:
     """Write the page of a study.
 
     Args:
-        findings: What was found.
         path: Where to.
+        findings: What was found.
         command: The command line that repeats the study.
 
     Returns:
         The path.
     """
-    study, frame = findings.study, findings.to_frame()
+    study, frame = findings.pool, findings.to_frame()
     return write_study_page(
         path,
         title=study.name,
         question=study.question or f"Which measures follow the {study.target.replace('_', ' ')}?",
-        summary=run_words(findings),
+        summary=describe_run(findings),
         facts=_facts(findings),
         skeletons={
             one.name: one.options.get("skeleton", one.measure.options["skeleton"])
@@ -83,15 +59,15 @@ def write_findings(findings: Findings, path: str | Path, *, command: str | None 
         before_after=findings.before_after,
         layers=findings.layer_frame(),
         layer_correlations=findings.layer_correlations,
-        left_out=left_out(findings),
-        caveats=confounding_words(findings),
+        left_out=describe_left_out(findings),
+        caveats=describe_confounders(findings),
         tables=_tables(findings),
         pictures=pictures(findings),
         command=command,
     )
 
 
-def pictures(findings: Findings) -> Sequence[Landscapes]:
+def pictures(findings: PoolResult) -> Sequence[Landscapes]:
     """Landscapes of one network of every level of the first factor, in all spaces asked for.
 
     Args:
@@ -100,8 +76,8 @@ def pictures(findings: Findings) -> Sequence[Landscapes]:
     Returns:
         Pictures; none where a study asks for none.
     """
-    study, counted = findings.study, findings.counted
-    if not study.landscapes or counted.empty:
+    study, counted = findings.pool, findings.counted
+    if not study.landscapes or not study.factor_names or counted.empty:
         return []
     factor = study.factor_names[0]
     first = counted.drop_duplicates(factor)
@@ -122,10 +98,10 @@ def pictures(findings: Findings) -> Sequence[Landscapes]:
     return found
 
 
-def _tables(findings: Findings) -> list[NamedTable]:
+def _tables(findings: PoolResult) -> list[NamedTable]:
     """The cells of the design, and the paper's numbers beside ours."""
     found = []
-    published = findings.beside_published()
+    published = findings.compare_published()
     if not published.empty:
         found.append(
             NamedTable(
@@ -135,7 +111,7 @@ def _tables(findings: Findings) -> list[NamedTable]:
                 published.set_index("what"),
             )
         )
-    if not findings.counted.empty:
+    if not findings.counted.empty and findings.pool.factor_names:
         found.append(
             NamedTable(
                 "Networks of one kind",
@@ -168,13 +144,16 @@ def _mean_text(mean: float, deviation: float) -> str:
     return f"{mean:.4g} ± {deviation:.2g}" if deviation == deviation else f"{mean:.4g}"
 
 
-def _facts(findings: Findings) -> dict[str, str]:
+def _facts(findings: PoolResult) -> dict[str, str]:
     """Where the numbers come from."""
     from importlib import metadata
 
     import torch
 
-    study = findings.study
+    study = findings.pool
+    software = f"flatgauge {metadata.version('flatgauge')}, torch {torch.__version__}"
+    if not isinstance(study, Study):
+        return {"factors": ", ".join(study.factor_names) or "none", "software": software}
     fixed = {
         name: value
         for name, value in study.recipe.to_dict().items()
@@ -184,5 +163,5 @@ def _facts(findings: Findings) -> dict[str, str]:
         "recipe": ", ".join(f"{name} {value}" for name, value in fixed.items()),
         "factors": "; ".join(f"{key}: {list(values)}" for key, values in study.factors.items()),
         "seeds": ", ".join(map(str, study.declaration()["seeds"])),
-        "software": f"flatgauge {metadata.version('flatgauge')}, torch {torch.__version__}",
+        "software": software,
     }

@@ -7,14 +7,14 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from flatgauge.studies.preparing import prepare, randomised
+from flatgauge.studies.rescaling import read_rescaling, rescaled
+from flatgauge.studies.stacking import train_stacked
 from small_studies import TINY
 from torch import nn
 
 import flatgauge as fg
-from flatgauge.studies.preparing import prepare, randomised
 from flatgauge.studies.recipe import Recipe
-from flatgauge.studies.rescaling import read_rescaling, rescaled
-from flatgauge.studies.stacking import train_stacked
 from flatgauge.studies.training import gradient_norm, network, scores, train
 
 REFUSED = {

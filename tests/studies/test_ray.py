@@ -19,11 +19,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from flatgauge.studies.preparing import clean_samples
+from flatgauge.studies.ray_task import Job, complete_far_away, packed
 from small_studies import TINY, tiny_study
 
 from flatgauge.studies import RayEngine, Study
-from flatgauge.studies.preparing import clean_samples
-from flatgauge.studies.ray_task import Job, complete_far_away, packed
 
 pytestmark = pytest.mark.skipif(
     find_spec("ray") is None, reason='needs Ray: pip install "flatgauge[ray]"'

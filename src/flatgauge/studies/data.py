@@ -1,4 +1,9 @@
-"""The data of a recipe: the subset, standardised, with some labels replaced by random ones."""
+"""The samples of a study: a data set by name, standardised, with some labels made random.
+
+In: a recipe and the folder of data sets. Out: `StudyData`, training and test samples as tensors.
+Clean samples are read once per process and shared by all recipes that agree in `sample_key`;
+random labels are drawn for each recipe, from its seed.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +30,8 @@ _NOISE_SHAPE, _NOISE_CLASSES, _NOISE_SAMPLES = (1, 28, 28), 10, 500
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """Training and test samples of a recipe.
+class StudyData:
+    """Training and test samples of a network.
 
     Attributes:
         inputs: Of the training samples.
@@ -44,65 +49,29 @@ class Prepared:
     classes: int
     replaced: int = 0
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Of one input."""
-        return tuple(self.inputs.shape[1:])
+
+def load_data(recipe: Recipe, folder: str | None) -> StudyData:
+    """The samples of a recipe, in its precision; data sets in files are read from the folder."""
+    return randomise_labels(recipe, load_samples(recipe, folder))
 
 
-def prepare(recipe: Recipe, folder: str | None) -> Prepared:
-    """Load and prepare the data of a recipe.
-
-    Args:
-        recipe: Which.
-        folder: Where data sets are that are read from files.
-
-    Returns:
-        The samples, in the recipe's precision.
-    """
-    return labelled(recipe, clean_samples(recipe, folder))
-
-
-def clean_samples(recipe: Recipe, folder: str | None) -> Prepared:
-    """Load the samples of a recipe, with their true labels.
-
-    Args:
-        recipe: Which; all that share its `sample_key` share them.
-        folder: Where data sets are that are read from files.
-
-    Returns:
-        The samples, in the precision in which they come.
-    """
+def load_samples(recipe: Recipe, folder: str | None) -> StudyData:
+    """The samples with their true labels; recipes of one `sample_key` share them."""
     if recipe.data == NOISE:
         return _noise(recipe.samples or _NOISE_SAMPLES, recipe.seed)
-    return _clean(folder, *sample_key(recipe))
+    return _load_clean(folder, *sample_key(recipe))
 
 
 def sample_key(recipe: Recipe) -> tuple[str, int | None, int | None, int | None, bool]:
-    """What recipes must have in common to share samples that are not noise.
-
-    Args:
-        recipe: One of them.
-
-    Returns:
-        Some of its fields.
-    """
+    """What recipes must have in common to share samples that are not noise."""
     return recipe.data, recipe.samples, recipe.test_samples, recipe.subset, recipe.standardise
 
 
-def labelled(recipe: Recipe, clean: Prepared) -> Prepared:
-    """The data of a recipe, made from its samples.
-
-    Args:
-        recipe: Which.
-        clean: What `clean_samples` gives.
-
-    Returns:
-        The samples in the recipe's precision, some with random labels.
-    """
+def randomise_labels(recipe: Recipe, clean: StudyData) -> StudyData:
+    """The data of a recipe made from its clean samples: its precision, its random labels."""
     dtype = getattr(torch, recipe.dtype)
-    targets = randomised(clean.targets, recipe.random_labels, clean.classes, recipe.seed)
-    return Prepared(
+    targets = draw_labels(clean.targets, recipe.random_labels, clean.classes, recipe.seed)
+    return StudyData(
         clean.inputs.to(dtype),
         targets,
         clean.test_inputs.to(dtype),
@@ -112,7 +81,7 @@ def labelled(recipe: Recipe, clean: Prepared) -> Prepared:
     )
 
 
-def randomised(targets: Tensor, share: float, classes: int, seed: int) -> Tensor:
+def draw_labels(targets: Tensor, share: float, classes: int, seed: int) -> Tensor:
     """Replace a share of labels by labels drawn evenly from all classes.
 
     Args:
@@ -135,17 +104,16 @@ def randomised(targets: Tensor, share: float, classes: int, seed: int) -> Tensor
 
 
 @lru_cache(maxsize=_KEPT)
-def _clean(
+def _load_clean(
     folder: str | None,
     data: str,
     samples: int | None,
     test_samples: int | None,
     subset: int | None,
     standardise: bool,
-) -> Prepared:
-    """The samples with their true labels."""
-    inputs, targets = _drawn(data, folder, "train", samples, subset)
-    test_inputs, test_targets = _drawn(data, folder, "test", test_samples, subset)
+) -> StudyData:
+    inputs, targets = _read_split(data, folder, "train", samples, subset)
+    test_inputs, test_targets = _read_split(data, folder, "test", test_samples, subset)
     if standardise:
         # Pixels may be whole numbers.
         inputs, test_inputs = (
@@ -159,15 +127,16 @@ def _clean(
             )
         inputs, test_inputs = (inputs - mean) / deviation, (test_inputs - mean) / deviation
     classes = int(max(targets.max(), test_targets.max())) + 1
-    return Prepared(inputs, targets, test_inputs, test_targets, classes)
+    return StudyData(inputs, targets, test_inputs, test_targets, classes)
 
 
-def _drawn(
+def _read_split(
     data: str, folder: str | None, split: str, samples: int | None, subset: int | None
 ) -> tuple[Tensor, Tensor]:
     """The first samples of a split, or a drawn subset of it."""
     limit = samples if subset is None else None
-    inputs, targets = _pair(data, load_dataset(_spec(data, folder), split=split, limit=limit))
+    read = load_dataset(dataset_place(data, folder), split=split, limit=limit)
+    inputs, targets = labelled_pair(data, read)
     if subset is None or samples is None:
         return inputs, targets
     if samples > len(inputs):
@@ -175,13 +144,12 @@ def _drawn(
             f"`samples={samples}` asks for more than `{data}` ({split}) has, which is "
             f"{len(inputs)}; ask for fewer."
         )
-    chosen = torch.randperm(len(inputs), generator=child_generator(subset, f"subset {split}"))[
-        :samples
-    ]
+    generator = child_generator(subset, f"subset {split}")
+    chosen = torch.randperm(len(inputs), generator=generator)[:samples]
     return inputs[chosen], targets[chosen]
 
 
-def _spec(data: str, folder: str | None) -> str:
+def dataset_place(data: str, folder: str | None) -> str:
     """How a data set is written with the folder that holds its files."""
     if data not in BUILTIN or not BUILTIN[data].usage.endswith(":DIR"):
         return data
@@ -193,8 +161,8 @@ def _spec(data: str, folder: str | None) -> str:
     return f"{data}:{folder}"
 
 
-def _pair(data: str, found: Any) -> tuple[Tensor, Tensor]:
-    """Inputs and class labels, or why the data are none."""
+def labelled_pair(data: str, found: Any) -> tuple[Tensor, Tensor]:
+    """Inputs and class labels of what a data set gave, refused if it is something else."""
     two = isinstance(found, Sized) and not isinstance(found, Tensor) and len(found) == 2
     if not two or not all(isinstance(part, Tensor) for part in found):
         raise TypeError(
@@ -210,9 +178,9 @@ def _pair(data: str, found: Any) -> tuple[Tensor, Tensor]:
     return inputs, targets
 
 
-def _noise(samples: int, seed: int) -> Prepared:
+def _noise(samples: int, seed: int) -> StudyData:
     """Random inputs with random labels, of which nothing can be learned; tested on themselves."""
     generator = child_generator(seed, "noise")
     inputs = torch.randn(samples, *_NOISE_SHAPE, generator=generator, dtype=torch.float64)
     targets = torch.randint(_NOISE_CLASSES, (samples,), generator=generator)
-    return Prepared(inputs, targets, inputs, targets, _NOISE_CLASSES)
+    return StudyData(inputs, targets, inputs, targets, _NOISE_CLASSES)
