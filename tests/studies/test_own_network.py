@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from flatgauge.studies.preparing import prepare
+from flatgauge.studies.data import load_data
 from small_studies import TINY, tiny_study
 
-from flatgauge.studies.training import network, train
+from flatgauge.studies.training import make_network, train
 
 CODE = """
 import torch
@@ -42,24 +42,24 @@ def file(tmp_path: Path) -> Path:
 
 def test_dropout_belongs_to_the_seed_and_leaves_the_global_state(file: Path) -> None:
     recipe = TINY.but(network=f"{file}:dropping")
-    prepared = prepare(recipe, None)
+    prepared = load_data(recipe, None)
     losses = []
     for seed in (1, 2):
         torch.manual_seed(seed)
         before = torch.get_rng_state()
-        losses.append(train(recipe, prepared).standing.train_loss)
+        losses.append(train(recipe, prepared).scores.train_loss)
         assert torch.get_rng_state().equal(before)
     assert losses[0] == losses[1]
 
 
 def test_weights_are_left_as_they_were_made_unless_asked(file: Path) -> None:
     recipe = TINY.but(network=f"{file}:Tied")
-    prepared = prepare(recipe, None)
-    model = network(recipe, prepared)
+    prepared = load_data(recipe, None)
+    model = make_network(recipe, prepared)
     assert 0 <= model.scale.min() <= model.scale.max() <= 1
-    assert not model.scale.equal(network(recipe.but(seed=1), prepared).scale)
+    assert not model.scale.equal(make_network(recipe.but(seed=1), prepared).scale)
     with pytest.raises(TypeError, match="no initialisation is defined"):
-        network(recipe.but(init="normal"), prepared)
+        make_network(recipe.but(init="normal"), prepared)
 
 
 def test_tied_weights_are_kept(file: Path, tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_tied_weights_are_kept(file: Path, tmp_path: Path) -> None:
     model = found.surface(run).model
     assert model.first.weight is model.second.weight
     recipe = study.runs()[run]
-    assert model.first.weight.equal(train(recipe, prepare(recipe, None)).model.first.weight)
+    assert model.first.weight.equal(train(recipe, load_data(recipe, None)).model.first.weight)
 
 
 def test_networks_of_one_object_are_several(file: Path, tmp_path: Path) -> None:
@@ -80,5 +80,5 @@ def test_networks_of_one_object_are_several(file: Path, tmp_path: Path) -> None:
     slow, fast = (found.surface(run) for run in found.rows)
     assert slow.value() > fast.value()
     recipe = study.runs()[list(found.rows)[1]]
-    again = train(recipe, prepare(recipe, None))
-    assert again.standing.train_loss == found.to_frame()["train_loss"].iloc[1]
+    again = train(recipe, load_data(recipe, None))
+    assert again.scores.train_loss == found.to_frame()["train_loss"].iloc[1]

@@ -7,15 +7,14 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from flatgauge.studies.preparing import prepare, randomised
-from flatgauge.studies.rescaling import read_rescaling, rescaled
-from flatgauge.studies.stacking import train_stacked
+from flatgauge.studies.data import draw_labels, load_data
+from flatgauge.studies.tasks import read_rescaling, rescale_network
 from small_studies import TINY
 from torch import nn
 
 import flatgauge as fg
 from flatgauge.studies.recipe import Recipe
-from flatgauge.studies.training import gradient_norm, network, scores, train
+from flatgauge.studies.training import gradient_norm, make_network, mean_loss, train
 
 REFUSED = {
     "seed": (-1, "whole number from 0"),
@@ -74,7 +73,7 @@ def test_a_recipe_comes_back_from_plain_values() -> None:
 @pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 1.0])
 def test_a_share_of_labels_is_random(share: float) -> None:
     targets = torch.zeros(4000, dtype=torch.int64)
-    mixed = randomised(targets, share, 10, seed=3)
+    mixed = draw_labels(targets, share, 10, seed=3)
     # Nine of ten drawn labels differ from the true one; five deviations of a binomial draw.
     expected, spread = 0.9 * share * 4000, math.sqrt(0.09 * share * 4000)
     assert abs(int((mixed != targets).sum()) - expected) <= 5 * spread
@@ -82,28 +81,28 @@ def test_a_share_of_labels_is_random(share: float) -> None:
 
 
 def test_all_classes_are_drawn_for_random_labels() -> None:
-    counts = randomised(torch.zeros(5000, dtype=torch.int64), 1.0, 10, seed=0).bincount()
+    counts = draw_labels(torch.zeros(5000, dtype=torch.int64), 1.0, 10, seed=0).bincount()
     assert len(counts) == 10
     assert counts.min() > 400
 
 
 def test_labels_of_another_seed_are_others_and_of_the_same_seed_the_same() -> None:
-    one, two, again = (prepare(TINY.but(random_labels=0.5, seed=s), None) for s in (1, 2, 1))
+    one, two, again = (load_data(TINY.but(random_labels=0.5, seed=s), None) for s in (1, 2, 1))
     assert not one.targets.equal(two.targets)
     assert one.targets.equal(again.targets)
     assert one.inputs.equal(two.inputs)
     assert one.test_targets.equal(two.test_targets)
-    clean = prepare(TINY, None)
+    clean = load_data(TINY, None)
     assert one.replaced == int((one.targets != clean.targets).sum()) > 0
     assert clean.replaced == 0
 
 
 def test_the_first_samples_or_a_drawn_subset() -> None:
     images, labels = fg.load_dataset("digits")
-    first = prepare(TINY.but(standardise=False), None)
+    first = load_data(TINY.but(standardise=False), None)
     assert first.inputs.equal(images[:60])
     assert first.targets.equal(labels[:60])
-    drawn, again = (prepare(TINY.but(subset=5, standardise=False, seed=s), None) for s in (0, 1))
+    drawn, again = (load_data(TINY.but(subset=5, standardise=False, seed=s), None) for s in (0, 1))
     assert drawn.inputs.equal(again.inputs)
     assert not drawn.inputs.equal(first.inputs)
     assert len(drawn.inputs) == 60
@@ -111,7 +110,7 @@ def test_the_first_samples_or_a_drawn_subset() -> None:
 
 
 def test_inputs_are_standardised_by_the_training_samples() -> None:
-    prepared = prepare(TINY, None)
+    prepared = load_data(TINY, None)
     assert prepared.inputs.mean().item() == pytest.approx(0, abs=1e-6)
     assert prepared.inputs.std().item() == pytest.approx(1, abs=1e-5)
     raw, test = fg.load_dataset("digits")[0][:60], fg.load_dataset("digits", split="test")[0][:40]
@@ -120,16 +119,16 @@ def test_inputs_are_standardised_by_the_training_samples() -> None:
 
 def test_data_that_a_study_cannot_use(tmp_path) -> None:
     with pytest.raises(ValueError, match="name the folder that holds them"):
-        prepare(TINY.but(data="mnist"), None)
+        load_data(TINY.but(data="mnist"), None)
     with pytest.raises(ValueError, match="asks for more than `digits`"):
-        prepare(TINY.but(samples=10**6, subset=0), None)
+        load_data(TINY.but(samples=10**6, subset=0), None)
     file = tmp_path / "own.py"
     file.write_text("import torch\ndef real(split='train'): return torch.ones(3, 2), torch.ones(3)")
     with pytest.raises(ValueError, match="give whole class numbers"):
-        prepare(TINY.but(data=f"{file}:real", samples=None, test_samples=None), None)
+        load_data(TINY.but(data=f"{file}:real", samples=None, test_samples=None), None)
     file.write_text("def lists(split='train'): return [1, 2, 3]")
     with pytest.raises(TypeError, match="a pair of tensors"):
-        prepare(TINY.but(data=f"{file}:lists", samples=None, test_samples=None), None)
+        load_data(TINY.but(data=f"{file}:lists", samples=None, test_samples=None), None)
 
 
 def test_pixels_of_whole_numbers_and_inputs_that_are_all_the_same(tmp_path) -> None:
@@ -141,10 +140,10 @@ def test_pixels_of_whole_numbers_and_inputs_that_are_all_the_same(tmp_path) -> N
         "def flat(split='train'): return torch.ones(3, 2), torch.arange(3)\n"
     )
     whole = TINY.but(samples=None, test_samples=None, data=f"{file}:bytes")
-    assert prepare(whole, None).inputs.std().item() == pytest.approx(1)
-    assert prepare(whole.but(standardise=False), None).inputs.tolist() == [[0, 1], [2, 3], [4, 5]]
+    assert load_data(whole, None).inputs.std().item() == pytest.approx(1)
+    assert load_data(whole.but(standardise=False), None).inputs.tolist() == [[0, 1], [2, 3], [4, 5]]
     with pytest.raises(ValueError, match="are all the same and cannot be standardised"):
-        prepare(whole.but(data=f"{file}:flat"), None)
+        load_data(whole.but(data=f"{file}:flat"), None)
 
 
 def test_own_network_and_data(tmp_path) -> None:
@@ -158,20 +157,20 @@ def test_own_network_and_data(tmp_path) -> None:
         "    return x, (x[:, 0] > 0).long() + 1\n"
     )
     recipe = Recipe(data=f"{file}:data", network=f"{file}:net", epochs=60, rate=0.5)
-    trained = train(recipe, prepare(recipe, None))
+    trained = train(recipe, load_data(recipe, None))
     assert trained.state == "reached"
     assert trained.epochs == 60
-    assert trained.standing.train_accuracy > 0.8
+    assert trained.scores.train_accuracy > 0.8
 
 
 def test_the_first_weights_belong_to_the_seed_alone() -> None:
-    prepared = prepare(TINY, None)
+    prepared = load_data(TINY, None)
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    one = network(TINY, prepared)
+    one = make_network(TINY, prepared)
     assert torch.get_rng_state().equal(before)
     torch.manual_seed(2)
-    two, other = network(TINY, prepared), network(TINY.but(seed=1), prepared)
+    two, other = make_network(TINY, prepared), make_network(TINY.but(seed=1), prepared)
     for name, part in one.state_dict().items():
         assert part.equal(two.state_dict()[name])
     assert not one.state_dict()["fc1.weight"].equal(other.state_dict()["fc1.weight"])
@@ -180,8 +179,8 @@ def test_the_first_weights_belong_to_the_seed_alone() -> None:
 def test_training_is_plain_gradient_descent() -> None:
     """Two full-batch steps, by hand."""
     recipe = TINY.but(batch=60, epochs=2, rate=0.3, dtype="float64")
-    prepared = prepare(recipe, None)
-    by_hand = network(recipe, prepared)
+    prepared = load_data(recipe, None)
+    by_hand = make_network(recipe, prepared)
     for _ in range(2):
         loss = F.cross_entropy(by_hand(prepared.inputs), prepared.targets)
         for part, slope in zip(
@@ -198,32 +197,32 @@ def test_training_is_plain_gradient_descent() -> None:
 
 def test_training_stops_where_its_goals_are_reached() -> None:
     recipe = TINY.but(epochs=200, rate=0.5, loss_goal=0.5, accuracy_goal=0.9)
-    prepared = prepare(recipe, None)
+    prepared = load_data(recipe, None)
     trained = train(recipe, prepared)
     assert trained.state == "reached"
     assert 0 < trained.epochs < 200
-    assert trained.standing.train_loss <= 0.5
-    assert trained.standing.train_accuracy >= 0.9
+    assert trained.scores.train_loss <= 0.5
+    assert trained.scores.train_accuracy >= 0.9
     # One epoch less is not enough.
     before = train(recipe.but(epochs=trained.epochs - 1), prepared)
     assert before.state == "not reached"
-    assert before.standing.train_loss > 0.5 or before.standing.train_accuracy < 0.9
+    assert before.scores.train_loss > 0.5 or before.scores.train_accuracy < 0.9
 
 
 def test_a_small_gradient_can_be_the_goal() -> None:
     recipe = TINY.but(epochs=500, rate=0.5, gradient_goal=0.2)
-    prepared = prepare(recipe, None)
+    prepared = load_data(recipe, None)
     trained = train(recipe, prepared)
     assert trained.state == "reached"
-    assert trained.standing.gradient_norm <= 0.2
+    assert trained.scores.gradient_norm <= 0.2
     surface = fg.LossSurface(trained.model, "cross_entropy", (prepared.inputs, prepared.targets))
     assert float(surface.gradient().norm()) == pytest.approx(
-        trained.standing.gradient_norm, rel=1e-4
+        trained.scores.gradient_norm, rel=1e-4
     )
 
 
 def test_a_goal_can_be_a_filter_at_the_end() -> None:
-    prepared = prepare(TINY, None)
+    prepared = load_data(TINY, None)
     easy = train(TINY.but(loss_goal=100.0, early=False), prepared)
     assert (easy.state, easy.epochs) == ("reached", 3)
     hard = train(TINY.but(loss_goal=1e-9, early=False), prepared)
@@ -232,16 +231,16 @@ def test_a_goal_can_be_a_filter_at_the_end() -> None:
 
 def test_without_epochs_a_network_is_as_drawn() -> None:
     recipe = TINY.but(epochs=0)
-    prepared = prepare(recipe, None)
+    prepared = load_data(recipe, None)
     trained = train(recipe, prepared)
     assert (trained.state, trained.steps) == ("reached", 0)
-    drawn = network(recipe, prepared).state_dict()
+    drawn = make_network(recipe, prepared).state_dict()
     assert all(part.equal(drawn[name]) for name, part in trained.model.state_dict().items())
 
 
 def test_training_that_diverges_says_so() -> None:
     recipe = TINY.but(rate=1e30, epochs=50, loss_goal=0.1)
-    trained = train(recipe, prepare(recipe, None))
+    trained = train(recipe, load_data(recipe, None))
     assert trained.state == "diverged"
     assert trained.epochs < 50
 
@@ -249,12 +248,10 @@ def test_training_that_diverges_says_so() -> None:
 @pytest.mark.parametrize("goals", [{}, {"loss_goal": 0.5}, {"accuracy_goal": 0.0}])
 def test_training_whose_very_last_step_diverges_says_so(goals: dict[str, float]) -> None:
     recipe = TINY.but(rate=1e38, epochs=1, batch=60, **goals)
-    prepared = prepare(recipe, None)
+    prepared = load_data(recipe, None)
     trained = train(recipe, prepared)
     assert trained.state == "diverged"
-    assert not math.isfinite(trained.standing.train_loss)
-    stacked = [one for _, one in train_stacked([(0, recipe, prepared), (1, recipe, prepared)])]
-    assert [one.state for one in stacked] == ["diverged", "diverged"]
+    assert not math.isfinite(trained.scores.train_loss)
 
 
 def test_scores_and_gradient_norm_by_hand() -> None:
@@ -263,7 +260,7 @@ def test_scores_and_gradient_norm_by_hand() -> None:
     nn.init.zeros_(model.weight)
     nn.init.zeros_(model.bias)
     inputs, targets = torch.eye(2), torch.tensor([0, 3])
-    loss, accuracy = scores(model, inputs, targets)
+    loss, accuracy = mean_loss(model, inputs, targets)
     assert loss == pytest.approx(math.log(4))
     assert accuracy == 0.5
     # By the outputs: ¼ everywhere, less 1 at the target, halved; once by inputs, once by biases.
@@ -277,17 +274,17 @@ class TestRescaling:
     @pytest.mark.parametrize("text", ["layers 5..25", "units 1/100..100", "5, 4, 1/20"])
     def test_the_function_stays(self, text: str) -> None:
         recipe = Recipe(network="mlp-5-4", samples=20, test_samples=5, epochs=0, dtype="float64")
-        prepared = prepare(recipe, None)
-        model = network(recipe, prepared)
-        twin = rescaled(model, prepared.inputs[:2], text, seed=0)
+        prepared = load_data(recipe, None)
+        model = make_network(recipe, prepared)
+        twin = rescale_network(model, prepared.inputs[:2], text, seed=0)
         torch.testing.assert_close(twin(prepared.inputs), model(prepared.inputs))
         assert not twin.fc1.weight.equal(model.fc1.weight)
 
     def test_named_factors_multiply_the_layers(self) -> None:
         recipe = Recipe(network="mlp-5-4", samples=20, test_samples=5, epochs=0, dtype="float64")
-        prepared = prepare(recipe, None)
-        model = network(recipe, prepared)
-        twin = rescaled(model, prepared.inputs[:2], "5, 4, 1/20", seed=0)
+        prepared = load_data(recipe, None)
+        model = make_network(recipe, prepared)
+        twin = rescale_network(model, prepared.inputs[:2], "5, 4, 1/20", seed=0)
         for name, factor in (("fc1", 5), ("fc2", 4), ("fc3", 1 / 20)):
             torch.testing.assert_close(
                 getattr(twin, name).weight, factor * getattr(model, name).weight
@@ -297,14 +294,14 @@ class TestRescaling:
 
     def test_random_factors_are_of_their_range(self) -> None:
         recipe = Recipe(network="mlp-50-40", samples=20, test_samples=5, epochs=0, dtype="float64")
-        prepared = prepare(recipe, None)
-        model = network(recipe, prepared)
-        layers = rescaled(model, prepared.inputs[:2], "layers 5..25", seed=1)
+        prepared = load_data(recipe, None)
+        model = make_network(recipe, prepared)
+        layers = rescale_network(model, prepared.inputs[:2], "layers 5..25", seed=1)
         for name in ("fc1", "fc2"):
             ratios = (getattr(layers, name).weight / getattr(model, name).weight).detach()
             assert ratios.min() == pytest.approx(ratios.max())
             assert 5 <= ratios.mean() <= 25
-        units = rescaled(model, prepared.inputs[:2], "units 1/100..100", seed=1)
+        units = rescale_network(model, prepared.inputs[:2], "units 1/100..100", seed=1)
         ratios = (units.fc1.weight / model.fc1.weight)[:, 0].detach()
         assert 0.01 <= ratios.min() < 0.5 * ratios.max()
         assert ratios.max() <= 100
@@ -318,10 +315,10 @@ class TestRescaling:
 
     def test_the_number_of_factors_must_fit(self) -> None:
         recipe = Recipe(network="mlp-5-4", samples=20, test_samples=5)
-        prepared = prepare(recipe, None)
+        prepared = load_data(recipe, None)
         with pytest.raises(ValueError, match="factors of 2 layers, but the network has 3"):
-            rescaled(network(recipe, prepared), prepared.inputs[:2], "5, 1/5", seed=0)
+            rescale_network(make_network(recipe, prepared), prepared.inputs[:2], "5, 1/5", seed=0)
 
     def test_a_network_without_free_scales_is_refused(self) -> None:
         with pytest.raises(ValueError, match="no scale that is free"):
-            rescaled(nn.Linear(3, 2), torch.randn(2, 3), "layers 5..25", seed=0)
+            rescale_network(nn.Linear(3, 2), torch.randn(2, 3), "layers 5..25", seed=0)

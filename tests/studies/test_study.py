@@ -8,10 +8,10 @@ import pickle
 
 import pandas as pd
 import pytest
-from flatgauge.studies.figure import Figure
 from small_studies import TINY, tiny_study
 
 import flatgauge as fg
+from flatgauge.studies import PoolResult, PublishedNumber
 from flatgauge.studies.published import PRESETS, STUDIES, published_study
 
 
@@ -84,47 +84,47 @@ class TestDeclared:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory) -> fg.Findings:
+def found(tmp_path_factory) -> PoolResult:
     recipe = TINY.but(rescaling="layers 5..25", network="mlp-5-4", epochs=6)
     return tiny_study(
         recipe=recipe,
         factors={"rate": [0.05, 0.1, 0.2]},
         measures=["kappa_trace_sum", "hessian_trace"],
         published=[
-            Figure(source="A", what="a", published="1", statistic="mean", column="test_loss"),
-            Figure(
+            PublishedNumber(source="A", what="a", published="1", statistic="mean", column="test_loss"),
+            PublishedNumber(
                 source="B",
                 what="b",
                 published="2",
                 statistic="pearson",
                 column="kappa_trace_sum[fc2.weight]",
             ),
-            Figure(source="C", what="c", published="0", statistic="change", column="hessian_trace"),
+            PublishedNumber(source="C", what="c", published="0", statistic="change", column="hessian_trace"),
         ],
         landscapes=("layers",),
     ).run(tmp_path_factory.mktemp("found"))
 
 
-class TestFindings:
-    def test_gaps_are_differences(self, found: fg.Findings) -> None:
+class TestPoolResult:
+    def test_gaps_are_differences(self, found: PoolResult) -> None:
         frame = found.to_frame()
         assert len(frame) == 6
         losses, accuracies = frame["test_loss"], frame["train_accuracy"]
         assert (frame["loss_gap"] == losses - frame["train_loss"]).all()
         assert (frame["accuracy_gap"] == accuracies - frame["test_accuracy"]).all()
 
-    def test_layers_add_up_to_the_sum(self, found: fg.Findings) -> None:
+    def test_layers_add_up_to_the_sum(self, found: PoolResult) -> None:
         layers = found.layer_frame()
         sums = layers[layers["measure"] == "kappa_trace_sum"].groupby("run")["value"].sum()
         whole = found.to_frame()["kappa_trace_sum"]
         assert sums.loc[whole.index].tolist() == pytest.approx(whole.tolist())
 
-    def test_the_invariant_measure_does_not_notice(self, found: fg.Findings) -> None:
+    def test_the_invariant_measure_does_not_notice(self, found: PoolResult) -> None:
         table = found.before_after
         assert table.loc["kappa_trace_sum", "largest_change"] < 1e-5
         assert table.loc["hessian_trace", "largest_change"] > 10
 
-    def test_correlations_are_those_of_the_statistics(self, found: fg.Findings) -> None:
+    def test_correlations_are_those_of_the_statistics(self, found: PoolResult) -> None:
         frame = found.counted
         wanted = frame["hessian_trace"].corr(frame["loss_gap"])
         assert found.correlations.loc["hessian_trace", "pearson"] == pytest.approx(wanted)
@@ -133,7 +133,7 @@ class TestFindings:
         layered = found.layer_correlations.loc[("kappa_trace_sum", "fc1.weight"), "pearson"]
         assert layered == pytest.approx(wanted)
 
-    def test_cells_are_means_over_seeds(self, found: fg.Findings) -> None:
+    def test_cells_are_means_over_seeds(self, found: PoolResult) -> None:
         cells, frame = found.cells(), found.to_frame()
         assert list(cells.index) == [0.05, 0.1, 0.2]
         values = frame[frame["rate"] == 0.1]["test_accuracy"]
@@ -141,8 +141,8 @@ class TestFindings:
         assert cells.loc[0.1, ("test_accuracy", "std")] == pytest.approx(values.std())
         assert list(cells[("networks", "")]) == [2, 2, 2]
 
-    def test_published_numbers_stand_beside_ours(self, found: fg.Findings) -> None:
-        table, frame = found.beside_published().set_index("source"), found.to_frame()
+    def test_published_numbers_stand_beside_ours(self, found: PoolResult) -> None:
+        table, frame = found.compare_published().set_index("source"), found.to_frame()
         assert list(table["published"]) == ["1", "2", "0"]
         losses = frame["test_loss"]
         assert table.loc["A", "ours"] == f"{losses.mean():.4g} ± {losses.std():.2g} (n = 6)"
@@ -150,14 +150,14 @@ class TestFindings:
         changes = (found.rescaled_frame()["hessian_trace"] / frame["hessian_trace"] - 1).abs()
         assert table.loc["C", "ours"] == f"{changes.median():.1e} (n = 6)"
 
-    def test_words(self, found: fg.Findings) -> None:
+    def test_words(self, found: PoolResult) -> None:
         text = repr(found)
         assert "6 networks mlp-5-4 on 60 training samples of digits" in text
         assert "3 values of rate, 2 seeds" in text
         assert "Beside the paper" in text
         assert max(map(len, text.splitlines())) < 140
 
-    def test_files(self, found: fg.Findings) -> None:
+    def test_files(self, found: PoolResult) -> None:
         page = found.write(command="flatgauge study mine")
         text = page.read_text()
         assert "flatgauge study mine" in text
@@ -187,7 +187,7 @@ def test_what_differs_by_design_is_told_as_such(tmp_path) -> None:
     assert list(found.to_frame()["trained_epochs"])[::2] == [1, 1]
     assert max(found.to_frame()["trained_epochs"]) < 99
     assert found.to_frame()["steps"].iloc[1] < 99 * 3
-    first = repr(found).splitlines()[0]
+    first = repr(found).splitlines()[2]
     assert first.startswith("4 networks mlp-6 on training samples of digits; measured on 50")
     assert first.endswith("2 values of samples × 2 values of epochs with loss_goal, 1 seed.")
     assert "2 did not reach a goal of its own within its epochs" in repr(found)
@@ -195,16 +195,16 @@ def test_what_differs_by_design_is_told_as_such(tmp_path) -> None:
     assert list(found.cells()["networks", ""]) == [1, 1]
 
 
-def test_a_figure_without_numbers_is_a_dash() -> None:
+def test_a_published_number_without_numbers_is_a_dash() -> None:
     frame = pd.DataFrame({"a": [1.0, 1.0, 1.0], "gap": [1.0, 2.0, 3.0], "b": [math.nan] * 3})
     for column, statistic in (("a", "pearson"), ("b", "mean"), ("none", "mean"), ("a", "change")):
-        figure = Figure(source="", what="", published="", statistic=statistic, column=column)
-        assert figure.ours(frame, None, "gap") == "—"
+        number = PublishedNumber(source="", what="", published="", statistic=statistic, column=column)
+        assert number.compute(frame, None, "gap") == "—"
 
 
-def test_a_figure_of_an_unknown_statistic_is_refused() -> None:
+def test_a_published_number_of_an_unknown_statistic_is_refused() -> None:
     with pytest.raises(ValueError, match="use one of mean, pearson, spearman, change"):
-        Figure(source="", what="", published="", statistic="median", column="a")
+        PublishedNumber(source="", what="", published="", statistic="median", column="a")
 
 
 class TestPublished:

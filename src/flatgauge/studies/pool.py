@@ -31,7 +31,7 @@ from flatgauge.studies.runner import PATIENCE, Step, Workers, local_workers, run
 from flatgauge.studies.store import PoolStore, check_names
 from flatgauge.studies.tasks import (
     Network,
-    Samples,
+    PoolSamples,
     Task,
     measure_network,
     read_rescaling,
@@ -357,7 +357,7 @@ class Pool(NetworkPool):
         tested = not all("test_loss" in one.columns for one in self.networks)
         return Task(
             network=network,
-            source=Samples(self.data, self.test_data, self.samples, self.test_samples, tested),
+            source=PoolSamples(self.data, self.test_data, self.samples, self.test_samples, tested),
             measures=self.options,
             measured=self.measured,
             loss=self.loss,

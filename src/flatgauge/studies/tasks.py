@@ -84,7 +84,7 @@ class Network:
 
 
 @dataclass(frozen=True)
-class Samples:
+class PoolSamples:
     """Which samples checkpoints are measured and tested on.
 
     Attributes:
@@ -118,11 +118,11 @@ class Task:
         folder: Where data sets are that are read from files.
         weights: The checkpoint: a file, or its contents; None if it is still to be trained.
         factory: Where the code of the network is found, if not where it says.
-        samples: Samples that were read elsewhere; None to read them here.
+        samples: PoolSamples that were read elsewhere; None to read them here.
     """
 
     network: Network
-    source: Recipe | Samples
+    source: Recipe | PoolSamples
     measures: Mapping[str, Mapping[str, Any]]
     measured: int | None
     loss: str
@@ -137,7 +137,7 @@ class Task:
     @property
     def sample_key(self) -> Any:
         """What tasks that share samples have in common; None if they are made by each."""
-        if isinstance(self.source, Samples):
+        if isinstance(self.source, PoolSamples):
             return self.source
         return None if self.source.data == NOISE else sample_key(self.source)
 
@@ -208,7 +208,7 @@ def load_task_samples(task: Task) -> StudyData:
 
 
 @functools.lru_cache(maxsize=_KEPT)
-def _load_given(source: Samples, folder: str | None) -> StudyData:
+def _load_given(source: PoolSamples, folder: str | None) -> StudyData:
     """The samples of a pool of checkpoints."""
     inputs, targets = _read_pair(source.data, folder, "train", source.samples)
     test_inputs, test_targets = inputs[:0], targets[:0]
