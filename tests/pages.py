@@ -61,7 +61,9 @@ class Page(HTMLParser):
 
 
 @functools.cache
-def two_ways() -> tuple[dict[str, Report], dict[str, Certificate], dict[str, fg.GaugeGroup]]:
+def two_ways() -> tuple[
+    dict[str, Report], dict[str, Certificate], dict[str, fg.symmetry.GaugeGroup]
+]:
     """One network written in two ways, certified, with its gauge."""
     case = build("mlp")
     surface = case.surface()
@@ -96,7 +98,7 @@ def odd(report: Report) -> Report:
 
 
 @functools.cache
-def pictures() -> tuple[fg.Spectrum, fg.Landscape, fg.Landscapes]:
+def pictures() -> tuple[fg.analysis.Spectrum, fg.analysis.Landscape, fg.analysis.Landscapes]:
     """A spectrum, a curve, and two planes side by side."""
     surface = build("mlp").surface()
     return (

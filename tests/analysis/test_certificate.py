@@ -20,7 +20,7 @@ from flatgauge.graph.ops import OPS
 from flatgauge.measures import Measure, registry
 
 
-def verdicts(certificate: fg.Certificate) -> dict[tuple[str, str], str]:
+def verdicts(certificate: fg.analysis.Certificate) -> dict[tuple[str, str], str]:
     return {(row.measure, row.group): row.verdict for row in certificate.rows}
 
 

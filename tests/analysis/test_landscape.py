@@ -313,7 +313,7 @@ def test_ends_that_do_not_fit(options, error, message):
 def test_several_models_share_ticks_and_directions():
     surfaces = {"sharp": bowl([9.0, 9.0]), "flat": bowl([1.0, 1.0])}
     found = fg.landscape(surfaces, space="weights", points=5, sigma=0.3)
-    assert isinstance(found, fg.Landscapes)
+    assert isinstance(found, fg.analysis.Landscapes)
     assert list(found) == ["sharp", "flat"]
     assert torch.equal(found["sharp"].directions, found["flat"].directions)
     assert np.allclose(found["sharp"].loss, 9 * found["flat"].loss)

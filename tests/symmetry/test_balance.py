@@ -67,7 +67,7 @@ def case(request):
     return request.param, found, gauge, balanced(found.model, gauge)
 
 
-def balanced(model: nn.Module, gauge: fg.GaugeGroup) -> nn.Module:
+def balanced(model: nn.Module, gauge: fg.symmetry.GaugeGroup) -> nn.Module:
     """As `fg.balance`, for a group already found."""
     result = compute_balance(gauge, dict(model.named_parameters()))
     assert result.has_converged

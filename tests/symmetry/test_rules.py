@@ -268,7 +268,7 @@ def test_products_of_activations_with_too_many_scales_are_pinned():
         root = 3 * torch.eye(square.shape[-1]) - square  # Newton-Schulz: each entry for itself.
         return m.last((root @ root).flatten(1))
 
-    def found(channels: int) -> fg.GaugeGroup:
+    def found(channels: int) -> fg.symmetry.GaugeGroup:
         first, last = nn.Linear(3, 2 * channels), nn.Linear(channels**2, 2)
         return fg.find_gauge(Net(forward, first=first, last=last), torch.randn(3, 3))
 

@@ -86,7 +86,7 @@ class Found:
     network: Wild
     model: nn.Module
     before: dict[str, Tensor]
-    gauge: fg.GaugeGroup
+    gauge: fg.symmetry.GaugeGroup
 
 
 @pytest.fixture(scope="module", params=CHOSEN)
