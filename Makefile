@@ -1,5 +1,6 @@
 # make demo   set up, train three networks on the digits, measure them, disguise one, write report.html
-# make test   set up, run every test and doctest
+# make test   set up, run the first tier of tests: every feature, claim and example, in minutes
+# make test-all  run the second tier: wild networks, long studies, memory, browsers, the site
 # make lint   formatting, style and types
 # make bench  time everything beside peers, in gradients (see docs/performance.md); takes hours, and
 #             make bench BENCH=--quick minutes
@@ -14,7 +15,7 @@ PEERS  := benchmarks/peer-dependencies.txt benchmarks/peers.txt
 # What is never imported need not be compiled.
 PIP    := $(BIN)/python -m pip --disable-pip-version-check -q install --no-compile -c constraints.txt
 
-.PHONY: demo test lint bench dist docs clean
+.PHONY: demo test test-all lint bench dist docs clean
 .DELETE_ON_ERROR:
 
 $(BIN)/python:
@@ -44,6 +45,9 @@ demo: $(VENV)/.run
 # one half of the tests in their order, so that what neighbours share is computed once.
 test: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal
+
+test-all: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal -m slow
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .

@@ -11,6 +11,16 @@ from flatgauge.graph.export import ExportedGraphs
 #: The last graphs that a process has exported.
 GRAPHS: deque = deque(maxlen=64)
 
+#: Pages whose examples train or certify much: of the second tier (`make test-all`).
+LONG_PAGES = ("coming_from.md", "errata.md", "faq.md", "tour.md")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the examples of long pages into the second tier."""
+    for item in items:
+        if item.path.name in LONG_PAGES:
+            item.add_marker(pytest.mark.slow)
+
 
 @pytest.fixture(autouse=True)
 def _examples_write_elsewhere(request: pytest.FixtureRequest) -> None:
