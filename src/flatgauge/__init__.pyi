@@ -14,6 +14,7 @@ from .analysis.measurement import Report as Report
 from .analysis.measurement import measure as measure
 from .analysis.memory import memory_estimate as memory_estimate
 from .analysis.monitor import Monitor as Monitor
+from .analysis.robustness import feature_robustness as feature_robustness
 from .analysis.spectra import spectrum as spectrum
 from .estimators.estimate import Estimate as Estimate
 from .geometry import functionals as functionals

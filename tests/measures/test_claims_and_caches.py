@@ -191,5 +191,7 @@ def test_a_model_in_place_of_a_surface_and_a_wrong_seed_are_told():
     model = build("mlp").model
     with pytest.raises(TypeError, match="`cell` measures a LossSurface, but got a Sequential"):
         fg.cell(model, geometry="weights", functional="trace")
+    with pytest.raises(TypeError, match="`feature_robustness` measures a LossSurface"):
+        fg.feature_robustness(model, "0.weight", generator=source())
     with pytest.raises(ValueError, match="`seed=-1` must be a whole number from 0"):
         fg.measure(build("mlp").surface(), seed=-1)
