@@ -18,7 +18,7 @@ from .analysis.robustness import feature_robustness as feature_robustness
 from .analysis.spectra import spectrum as spectrum
 from .estimators.estimate import Estimate as Estimate
 from .geometry import functionals as functionals
-from .geometry.grid import cell as cell
+from .geometry.functionals import cell as cell
 from .loading.datasets import load_dataset as load_dataset
 from .measures import catalogue as catalogue
 from .studies import Pool as Pool

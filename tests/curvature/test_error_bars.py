@@ -12,7 +12,7 @@ from torch import nn
 
 from flatgauge import LossSurface
 from flatgauge.estimators.estimate import Estimate
-from flatgauge.geometry.grid import cell
+from flatgauge.geometry.functionals import cell
 from flatgauge.measures import (
     kappa_trace_sum,
     matrix_normalized_sharpness,

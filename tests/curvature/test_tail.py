@@ -20,7 +20,6 @@ from flatgauge import LossSurface
 from flatgauge.curvature.block_diagonal import block_curvature
 from flatgauge.curvature.block_eigenvalues import block_eigenvalues
 from flatgauge.curvature.blocks import Blocks
-from flatgauge.curvature.fisher import squared_gradients
 from flatgauge.curvature.sweep import linear
 from flatgauge.curvature.sweep import plan as plan_module
 from flatgauge.curvature.sweep.accumulate import PARTS, ChunkContext, SweepChunk
@@ -29,6 +28,7 @@ from flatgauge.curvature.sweep.linear import MLPHead
 from flatgauge.curvature.sweep.plan import place_ops
 from flatgauge.graph.ops import op_name
 from flatgauge.measures import fisher_rao_norm, rho_max, rho_sum
+from flatgauge.measures.fisher_rao import squared_gradients
 from flatgauge.surface.losses import NormalizedCrossEntropy
 
 SAMPLES = 9

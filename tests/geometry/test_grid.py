@@ -19,8 +19,7 @@ from flatgauge.estimators.density import spectral_density
 from flatgauge.estimators.eigenvalues import power_method
 from flatgauge.estimators.estimate import Estimate
 from flatgauge.geometry import GEOMETRIES, Diagonal, chart
-from flatgauge.geometry.functionals import FUNCTIONALS, functional
-from flatgauge.geometry.grid import cell
+from flatgauge.geometry.functionals import FUNCTIONALS, cell, functional
 from flatgauge.measures import registry, riemannian_max_eigenvalue
 from flatgauge.surface.examples import bowl, two_weights
 
@@ -251,7 +250,7 @@ def test_a_new_geometry_and_a_new_functional_are_one_class_and_one_function():
             return 4.0
 
     @functional("slope")
-    def slope(chart, *, caller, generator):
+    def slope(chart, *, generator=None):
         return Estimate(float(chart.value_and_gradient(chart.origin)[1].norm()))
 
     try:

@@ -12,14 +12,15 @@ from cases import build
 import flatgauge as fg
 from flatgauge.cli.session import read_measures
 from flatgauge.measures import catalogue, registry
-from flatgauge.measures.registry import sweep_blocks
+from flatgauge.measures.declaration import sweep_blocks
 from flatgauge.report.catalogue import explain, markdown_page
 
 #: A measure of swept blocks as its file would be.
 SOURCE = r'''
 from flatgauge.curvature.blocks import Blocks
 from flatgauge.estimators.estimate import Estimate
-from flatgauge.measures.registry import Family, Needs, declare
+from flatgauge.measures.declaration import declare
+from flatgauge.measures.registry import Family, Needs
 
 FAMILY = Family(
     paper="this test",

@@ -9,7 +9,7 @@ from cases import LAYER_CASES, Case, build
 from torch import Tensor, nn
 
 from flatgauge import LossSurface, find_gauge
-from flatgauge.curvature import fisher as gradients
+from flatgauge.measures import fisher_rao as gradients
 from flatgauge.measures import fisher_rao_norm, fisher_rao_norm_liang
 from flatgauge.surface.examples import linear_regression, two_weights
 

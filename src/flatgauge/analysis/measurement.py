@@ -34,7 +34,8 @@ from flatgauge.analysis.result import UNFINISHED, Result
 from flatgauge.curvature.blocks import Blocks
 from flatgauge.estimators.estimate import Estimate
 from flatgauge.estimators.linalg import child_generator, float64_pieces, vector_norm
-from flatgauge.measures.registry import BALANCED, Needs, sweep_blocks
+from flatgauge.measures.declaration import sweep_blocks
+from flatgauge.measures.registry import BALANCED, Needs
 from flatgauge.runtime.distributed import GroupError
 from flatgauge.runtime.isolation import describe_error
 from flatgauge.surface.surface import LossSurface

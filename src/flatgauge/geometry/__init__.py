@@ -4,8 +4,17 @@ A geometry is a chart: it gives the loss around the point as a function of coord
 the point at u = 0. Functionals (`flatgauge.geometry.functionals`) are functions of a chart.
 """
 
-from flatgauge.geometry.chart import GEOMETRIES, Chart, ExactTrace, chart
-from flatgauge.geometry.diagonal import Balanced, Diagonal, PerTensor, PerWeight, Weights
+from flatgauge.geometry.chart import (
+    GEOMETRIES,
+    Balanced,
+    Chart,
+    Diagonal,
+    ExactTrace,
+    PerTensor,
+    PerWeight,
+    Weights,
+    chart,
+)
 from flatgauge.geometry.horizontal import horizontal_projection, vertical_basis
 from flatgauge.geometry.path_values import PathValues
 

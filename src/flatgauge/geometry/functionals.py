@@ -2,11 +2,13 @@
 
 In: a chart (`flatgauge.geometry.chart`), which alone knows the model, the data and the geometry.
 Out: an `Estimate`. There are four: the top eigenvalue of the curvature, its trace, the worst case
-in a ball (by Auto-PGD) and the expectation under noise. Each registers itself in `FUNCTIONALS`.
+in a ball (by Auto-PGD) and the expectation under noise. Each registers itself in `FUNCTIONALS`;
+`cell` asks any of them in any geometry.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -21,8 +23,9 @@ from flatgauge.estimators.estimate import Estimate
 from flatgauge.estimators.linalg import child_generator, digest, require_generator
 from flatgauge.estimators.trace import BLOCK
 from flatgauge.estimators.trace import trace as estimated_trace
-from flatgauge.geometry.chart import Chart, ExactTrace
-from flatgauge.surface.surface import is_finite
+from flatgauge.geometry.chart import GEOMETRIES, Chart, ExactTrace
+from flatgauge.geometry.chart import chart as chart_of
+from flatgauge.surface.surface import LossSurface, is_finite
 
 P = ParamSpec("P")
 
@@ -60,13 +63,6 @@ def functional(name: str) -> Callable[[Callable[P, Estimate]], Callable[P, Estim
     return register
 
 
-def _require_source(generator: Generator | None, caller: str) -> Generator:
-    """The generator, or an error that says what to do without one."""
-    return require_generator(
-        generator, caller=f"{caller}(surface)", otherwise="call `fg.measure(surface, seed=0)`"
-    )
-
-
 def check_pairs(pairs: int) -> None:
     """Refuse a number of antithetic pairs that gives no error, or that would never finish."""
     if pairs < 2:
@@ -87,8 +83,7 @@ def top_eigenvalue(
     tolerance: float = _TOLERANCE,
     max_matvecs: int = _MAX_MATVECS,
     smallest: bool = False,
-    caller: str = "top_eigenvalue",
-    generator: Generator | None = None,
+    generator: Generator,
 ) -> Estimate:
     r"""The largest eigenvalue, by sign, of the loss's curvature in a geometry.
 
@@ -103,7 +98,6 @@ def top_eigenvalue(
             power method, the change of the unit vector.
         max_matvecs: Most products to spend.
         smallest: Whether to go on until the smallest eigenvalue is known too (Lanczos only).
-        caller: The name of the caller, for the message about a missing generator.
         generator: Source of randomness for the start vector, required.
 
     Returns:
@@ -116,16 +110,15 @@ def top_eigenvalue(
         ValueError: If the solver does not exist or cannot find the smallest, or the generator is
             missing.
     """
-    source = _require_source(generator, caller)
     if solver == "power":
         if smallest:
             raise ValueError(
                 "`smallest=True` needs `solver='lanczos'`: the power method sees one eigenvalue."
             )
-        return _power_estimate(chart, tolerance, max_matvecs, source)
+        return _power_estimate(chart, tolerance, max_matvecs, generator)
     if solver != "lanczos":
         raise ValueError(f"`solver={solver!r}` is unknown; use 'lanczos' or 'power'.")
-    pairs = top_eigenpair(chart, tolerance, max_matvecs, source, smallest=smallest)
+    pairs = top_eigenpair(chart, tolerance, max_matvecs, generator, smallest=smallest)
     details, notes = _describe_smallest(pairs, tolerance, smallest)
     return Estimate(
         float(pairs.values[0]),
@@ -234,7 +227,6 @@ def trace(
     tolerance: float | None = None,
     max_matvecs: int = 500,
     all_columns: bool = False,
-    caller: str = "trace",
     generator: Generator | None = None,
 ) -> Estimate:
     r"""The trace of the loss's curvature in a geometry.
@@ -250,7 +242,6 @@ def trace(
         tolerance: Error to reach instead, relative to the value, with 95 % confidence.
         max_matvecs: Most products to spend on reaching the tolerance.
         all_columns: Whether the sweep is to be exact also with 64 or more outputs.
-        caller: The name of the caller.
         generator: Source of randomness, required where not everything is exact.
 
     Returns:
@@ -303,8 +294,7 @@ def worst_case(
     starts: int = 3,
     steps: int = 10,
     option: str = "epsilon",
-    caller: str = "worst_case",
-    generator: Generator | None = None,
+    generator: Generator,
 ) -> Estimate:
     r"""Largest rise of the loss within a ball of a geometry, by projected ascent: a lower bound.
 
@@ -327,7 +317,6 @@ def worst_case(
         starts: Number of ascents.
         steps: Gradients per ascent.
         option: What the caller calls the radius.
-        caller: The name of the caller, for the message about a missing generator.
         generator: Source of randomness, required.
 
     Returns:
@@ -340,7 +329,6 @@ def worst_case(
         ValueError: If a setting is not positive, the generator is missing, or a loss that is to
             be divided by is not positive.
     """
-    source = _require_source(generator, caller)
     radius = chart.epsilon if epsilon is None else epsilon
     _check_radius(option, radius, chart.surface.dtype)
     if starts < 1 or steps < 1:
@@ -355,11 +343,11 @@ def worst_case(
     scale = 1 + base if chart.per_loss else 1.0
     if scale <= 0:
         raise ValueError(
-            f"`{caller}` divides by 1 + loss, but the loss here is {base:.6g}; it is made for "
+            f"the worst case divides by 1 + loss, but the loss here is {base:.6g}; it is made for "
             "losses that are never negative. Add a constant to the loss."
         )
-    top = top_eigenpair(chart, _TOLERANCE, _MAX_MATVECS, source)
-    drawn = child_generator(source, "starts")
+    top = top_eigenpair(chart, _TOLERANCE, _MAX_MATVECS, generator)
+    drawn = child_generator(generator, "starts")
     tries = _ascents(chart, gradient, top.vectors[:, 0], radius, steps, drawn)
     details = {}
     for number in range(starts):
@@ -461,8 +449,7 @@ def expectation(
     *,
     sigma: float | None = None,
     pairs: int = 16,
-    caller: str = "expectation",
-    generator: Generator | None = None,
+    generator: Generator,
 ) -> Estimate:
     r"""Mean change of the loss under noise in a geometry, in size, by antithetic pairs.
 
@@ -476,7 +463,6 @@ def expectation(
         chart: The loss around the point.
         sigma: The size of the noise; None for the geometry's default.
         pairs: Number of pairs, at least 2 and at most a million.
-        caller: The name of the caller, for the message about a missing generator.
         generator: Source of randomness, required.
 
     Returns:
@@ -487,14 +473,13 @@ def expectation(
         ValueError: If `sigma` is not positive, there are fewer than two pairs or more than a
             million, or the generator is missing.
     """
-    source = _require_source(generator, caller)
     sigma = chart.sigma if sigma is None else sigma
     _check_radius("sigma", sigma, chart.surface.dtype)
     check_pairs(pairs)
     base = chart.value(chart.origin)
     rises = []
     for _ in range(pairs):
-        u = chart.noise(sigma, source)
+        u = chart.noise(sigma, generator)
         rises.append((chart.value(u) + chart.value(-u)) / 2 - base)
     draws = torch.tensor(rises, dtype=torch.float64)
     options = {"sigma": sigma, "pairs": pairs, **chart.noise_settings}
@@ -508,6 +493,74 @@ def expectation(
         notes += ("not distinguishable from zero; draw more `pairs` or take a larger `sigma`",)
     return Estimate(
         abs(mean), stderr=stderr, details={"signed": mean}, options=options, notes=notes
+    )
+
+
+def cell(
+    surface: LossSurface,
+    *,
+    geometry: str,
+    functional: str,
+    parameters: str = "all",
+    generator: Generator | None = None,
+    **options: Any,
+) -> Estimate:
+    """Ask a functional of the loss in a geometry: one cell of the grid.
+
+    Measures with names of their own are cells with their defaults; see `flatgauge catalogue`.
+
+    Args:
+        surface: Where to measure.
+        geometry: ``"weights"``, ``"per tensor"``, ``"per weight"``, ``"basis paths"`` or
+            ``"balanced"``.
+        functional: ``"top eigenvalue"``, ``"trace"``, ``"worst case in a ball"`` or
+            ``"expectation"``.
+        parameters: Which tensors take part: ``"all"`` trainable ones, or the weights of
+            ``"layers"`` only.
+        generator: Source of randomness, required where anything is drawn.
+        **options: Of the functional and of the geometry.
+
+    Returns:
+        The estimate.
+
+    Raises:
+        TypeError: If `surface` is not a surface.
+        ValueError: If there is no such geometry or functional, or an option is out of range.
+
+    Example:
+        >>> from flatgauge.surface.examples import two_weights
+        >>> for a, b in ((2.0, 3.0), (20.0, 0.3)):  # the same function
+        ...     found = cell(two_weights(a, b), geometry="balanced", functional="trace")
+        ...     print(round(found.value, 9))
+        24.0
+        24.0
+    """
+    if not isinstance(surface, LossSurface):
+        raise TypeError(
+            f"`cell` measures a LossSurface, but got a {type(surface).__name__}; make one with "
+            "LossSurface(model, loss, data)."
+        )
+    if functional not in FUNCTIONALS:
+        raise ValueError(
+            f"there is no functional {functional!r}; the functionals are {', '.join(FUNCTIONALS)}."
+        )
+    function = FUNCTIONALS[functional]
+    if inspect.signature(function).parameters["generator"].default is not None:
+        require_generator(
+            generator, caller="cell(surface)", otherwise="call `fg.measure(surface, seed=0)`"
+        )
+    own = GEOMETRIES[geometry].options if geometry in GEOMETRIES else ()
+    chosen = {key: options.pop(key) for key in own if key in options}
+    where = chart_of(surface, geometry, parameters, **chosen)
+    spent = where.surface.matvecs
+    found = function(where, generator=generator, **options)
+    if where.surface is not surface:
+        surface.matvecs += where.surface.matvecs - spent
+    settings = where.settings | ({} if parameters == "all" else {"parameters": parameters})
+    return replace(
+        found,
+        options={**found.options, **settings},
+        details={**found.details, **where.details},
     )
 
 

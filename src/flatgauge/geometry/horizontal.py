@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flatgauge.geometry.diagonal import norm
+from flatgauge.geometry.chart import norm
 from flatgauge.surface.surface import LossSurface
 from flatgauge.symmetry.find import surface_gauge
 

@@ -9,7 +9,7 @@ loss has a pole: beyond it, values are infinite.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
@@ -84,34 +84,10 @@ class PathValues(Chart):
             self.limit = self.paths.smallest
             self.epsilon = _SHARE * self.limit
         self.truncation = self._bound(truncation)
-        self.notes = self.paths.notes
-        mask = [
-            torch.full((len(places),), name in self.names) for name, places in self.paths.entries
-        ]
-        self.mask = torch.cat([torch.zeros(0, dtype=torch.bool), *mask])
-        if relative:
-            self.mask = self.mask & (self.paths.values != 0)
-
-    @property
-    def key(self) -> Hashable:
-        """Its options, geometry and parameters."""
-        return (*self.settings.items(), self.geometry, self.parameters)
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The skeleton, and whether changes are relative."""
-        return {"skeleton": self.paths.skeleton, "relative": self.relative}
-
-    @property
-    def noise_settings(self) -> dict[str, Any]:
-        """Where noise is cut off."""
-        return {} if self.relative else {"truncation": self.truncation}
-
-    @property
-    def details(self) -> dict[str, float]:
-        """How many paths there are, and how large."""
-        sizes = self.paths.values.abs()
-        return {
+        self.settings = {"skeleton": self.paths.skeleton, "relative": relative}
+        self.noise_settings = {} if relative else {"truncation": self.truncation}
+        self.notes, sizes = self.paths.notes, self.paths.values.abs()
+        self.details = {
             "weights m": float(self.paths.m),
             "hidden units H": float(self.paths.hidden),
             "basis paths": float(len(self.paths)),
@@ -119,6 +95,12 @@ class PathValues(Chart):
             "largest |v|": float(sizes.max()),
             "smallest |u|": self.paths.smallest,
         }
+        mask = [
+            torch.full((len(places),), name in self.names) for name, places in self.paths.entries
+        ]
+        self.mask = torch.cat([torch.zeros(0, dtype=torch.bool), *mask])
+        if relative:
+            self.mask = self.mask & (self.paths.values != 0)
 
     @property
     def origin(self) -> Tensor:

@@ -1,15 +1,7 @@
 """The measures of flatness, one function each; lower is flatter, always."""
 
-from flatgauge.measures import balanced as _  # noqa: F401
-from flatgauge.measures.registry import (
-    BALANCED,
-    GROUPS,
-    Measure,
-    Needs,
-    catalogue,
-    measure,
-    registry,
-)
+from flatgauge.measures.declaration import measure
+from flatgauge.measures.registry import BALANCED, GROUPS, Measure, Needs, catalogue, registry
 
 # In the order of the catalogue: the grid row by row, then what does not fit it.
 # isort: off
@@ -36,13 +28,12 @@ from flatgauge.measures.rho import rho_max, rho_sum
 from flatgauge.measures.normalized_sharpness import (
     matrix_normalized_sharpness,
     normalized_sharpness,
+    normalized_sharpness_direct,
 )
-from flatgauge.measures.normalized_sharpness_direct import normalized_sharpness_direct
 from flatgauge.measures.relative_flatness import relative_flatness, relative_flatness_normalized
 from flatgauge.measures.minimum_sharpness import minimum_sharpness, minimum_sharpness_nodewise
 from flatgauge.measures.fisher_rao import fisher_rao_norm, fisher_rao_norm_liang
-from flatgauge.measures.path_norm import path_norm
-from flatgauge.measures.basis_path_ratio import basis_path_ratio
+from flatgauge.measures.paths import basis_path_ratio, path_norm
 # isort: on
 
 __all__ = [

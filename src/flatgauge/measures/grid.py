@@ -1,8 +1,8 @@
 """The grid as measures: every functional of the loss in every geometry, a row per geometry.
 
-In: tables of names, symbols, papers and formulas. Out: sixteen measures. Each is a call of
-`geometry.grid.cell` with the geometry's own defaults; its options are those of the functional and
-of the chart, and its docstring is assembled from theirs and from what stands here.
+In: tables of names, symbols, papers and formulas. Out: sixteen measures. Each is a call of `cell`
+(`geometry.functionals`) with the geometry's own defaults; its options are those of the functional
+and of the chart, and its docstring is assembled from theirs and from what stands here.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from typing import Any
 from flatgauge.estimators.estimate import Estimate
 from flatgauge.geometry import chart
 from flatgauge.geometry.chart import GEOMETRIES
-from flatgauge.geometry.functionals import FUNCTIONALS
-from flatgauge.geometry.grid import cell
-from flatgauge.measures.registry import RESCALINGS, Family, ModelDefault, Needs, declare
+from flatgauge.geometry.functionals import FUNCTIONALS, cell
+from flatgauge.measures.declaration import declare
+from flatgauge.measures.registry import RESCALINGS, Family, ModelDefault, Needs
 from flatgauge.surface.surface import LossSurface
 
 #: What a measure of each functional declares.
@@ -180,7 +180,7 @@ def _function(geometry: str, item: GridCell) -> Callable[..., Estimate]:
     of_functional = inspect.signature(FUNCTIONALS[item.functional]).parameters
     options = [of_chart[name].replace(kind=keyword) for name in (*names, "parameters")]
     for option in list(of_functional.values())[1:]:
-        if option.name in ("caller", "option"):  # For messages.
+        if option.name == "option":  # For messages.
             continue
         default = charts.defaults().get(option.name)
         if default is not None:
@@ -195,7 +195,6 @@ def _function(geometry: str, item: GridCell) -> Callable[..., Estimate]:
             surface,
             geometry=geometry,
             functional=item.functional,
-            caller=item.name,
             **named,
             **{inner.get(name, name): value for name, value in given.items()},
         )

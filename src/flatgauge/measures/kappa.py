@@ -10,8 +10,9 @@ from flatgauge.curvature.block_eigenvalues import block_eigenvalues
 from flatgauge.curvature.blocks import Blocks, LayerValue, aggregate_layers, select_layers
 from flatgauge.curvature.sweep.backprop import sweep_of
 from flatgauge.estimators.estimate import Estimate
-from flatgauge.estimators.linalg import child_generator, require_generator, root_seed, to_float64
-from flatgauge.measures.registry import Family, Needs, declare
+from flatgauge.estimators.linalg import child_generator, root_seed, to_float64
+from flatgauge.measures.declaration import declare
+from flatgauge.measures.registry import Family, Needs
 from flatgauge.surface.surface import LossSurface
 
 KAPPA = Family(
@@ -84,13 +85,10 @@ def kappa(
     layers: str | Sequence[str] | None = None,
     tolerance: float = 1e-3,
     max_matvecs: int = 300,
-    generator: Generator | None = None,
+    generator: Generator,
 ) -> Estimate:
     """Every layer's squared norm times the top eigenvalue of its block, joined."""
-    source = require_generator(
-        generator, caller=f"kappa_{join}(surface)", otherwise="call `fg.measure(surface, seed=0)`"
-    )
-    names, seed = select_layers(sweep_of(surface).plan.layers, layers), root_seed(source)
+    names, seed = select_layers(sweep_of(surface).plan.layers, layers), root_seed(generator)
     found = surface.cache.get(
         ("block eigenvalues", tuple(names), tolerance, max_matvecs, seed),
         lambda: block_eigenvalues(

@@ -4,13 +4,18 @@ In: a surface. Out: the infimum of the trace over all rescalings that keep the f
 derivatives come from the sweep; where they are estimated, the random vectors are those of the
 balanced form of the network, rescaled (`orbit_sizes`), so that an estimate is as invariant as what
 it estimates. `symmetry.orbit_minimum` finds the infimum.
+
+The variant `balanced:NAME` of a measure also chooses one of all ways to write the model, that of
+the smallest norm (`balanced_variant`): it is invariant to rescaling whatever the measure was.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
@@ -20,9 +25,17 @@ from flatgauge.curvature.blocks import Block, estimation_notes
 from flatgauge.estimators.estimate import Estimate
 from flatgauge.estimators.linalg import to_float64
 from flatgauge.graph.export import UnsupportedGraphError
-from flatgauge.measures.registry import RESCALINGS, Family, Needs, declare, sweep_blocks
+from flatgauge.measures.declaration import declare, sweep_blocks
+from flatgauge.measures.registry import (
+    BALANCED,
+    RESCALINGS,
+    Family,
+    Measure,
+    Needs,
+    registry,
+)
 from flatgauge.surface.surface import LossSurface
-from flatgauge.symmetry.balance import compute_balance
+from flatgauge.symmetry.balance import balanced_surface, compute_balance
 from flatgauge.symmetry.find import surface_gauge
 from flatgauge.symmetry.orbit_minimum import Infimum, smallest_trace
 
@@ -226,3 +239,35 @@ def _infimum_notes(found: Infimum, scales: int) -> list[str]:
             "comes out too low rather than too high: more `probes` lessen this"
         )
     return notes
+
+
+#: What balancing leaves as it is.
+_UNTOUCHED = frozenset({"permutation", "output_shift"})
+
+
+def balanced_variant(item: Measure) -> Measure:
+    """The measure of the balanced form."""
+
+    @functools.wraps(item.function)
+    def measure_balanced(surface: LossSurface, /, **options: Any) -> Estimate:
+        balanced, notes = balanced_surface(surface)
+        estimate = item.function(balanced, **options)
+        surface.matvecs += estimate.matvecs
+        return replace(estimate, notes=(*notes, *estimate.notes))
+
+    # An output's scale or merged branches leave another gauge behind, so that only what does not
+    # see rescaling anyway stays invariant to these.
+    blind = "nodewise" in item.invariant_to
+    claims = item.invariant_to if blind else item.invariant_to & _UNTOUCHED
+    claims -= {"output_scale"}  # To rounding only: the balance moves by roots of the factor.
+    return replace(
+        item,
+        name=BALANCED + item.name,
+        definition=f"{item.definition.rstrip('.')}, of the balanced form of the model.",
+        invariant_to=claims | RESCALINGS,
+        function=measure_balanced,
+        gauge="balanced",
+    )
+
+
+registry.variants[BALANCED] = balanced_variant

@@ -1,40 +1,24 @@
 """Measures declare what they are; everything that lists or checks measures reads it here.
 
-In: functions, each with what it claims. Out: `registry`, all measures by name, and the public
-functions themselves. There are three ways to declare one: `@measure(...)` before a function of a
-surface, `declare(...)` for a function of swept blocks (or of a surface) that makes several measures
-of one family, and `grid_row(...)` in `measures.grid` for cells of the grid.
+In: records of measures (`flatgauge.measures.declaration` makes them). Out: `registry`, all measures
+by name, with the variants and the measures of other packages; `catalogue`, a table of them.
 """
 
 from __future__ import annotations
 
-import functools
 import inspect
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
+from typing import TYPE_CHECKING, Any
 
-from torch import Generator
-
-from flatgauge.curvature.block_diagonal import (
-    DEFAULT_PROBES,
-    ProbeSizes,
-    block_curvature,
-    surrogate_notes,
-    with_surrogate,
-)
-from flatgauge.curvature.blocks import Blocks
+from flatgauge.curvature.block_diagonal import ProbeSizes
 from flatgauge.estimators.estimate import Estimate
-from flatgauge.measures.docstrings import OF_BLOCKS, assemble
 from flatgauge.runtime.isolation import NameClashError, Plugins
 from flatgauge.surface.surface import LossSurface
 
 if TYPE_CHECKING:
     import pandas as pd
-
-P = ParamSpec("P")
 
 #: The default of an option on a surface, given the other options.
 ModelDefault = Callable[[LossSurface, Mapping[str, Any]], float | None]
@@ -69,15 +53,6 @@ _TYPES: dict[str, tuple[Any, str]] = {
 }
 
 
-#: The option that all measures of blocks have, and the sweep does not.
-_LAYERS = inspect.Parameter(
-    "layers",
-    inspect.Parameter.KEYWORD_ONLY,
-    default=None,
-    annotation="str | Sequence[str] | None",
-)
-
-
 @dataclass(frozen=True)
 class Needs:
     """What a measure can share with others of the same loss, so that it is computed once.
@@ -95,12 +70,7 @@ class Needs:
     products: bool = False
 
     def __or__(self, other: Needs) -> Needs:
-        return Needs(
-            self.parts | other.parts,
-            self.estimates or other.estimates,
-            self.eigenvalues or other.eigenvalues,
-            self.products or other.products,
-        )
+        return Needs(*(getattr(self, f.name) | getattr(other, f.name) for f in fields(Needs)))
 
     def __bool__(self) -> bool:
         return self != Needs()
@@ -300,230 +270,6 @@ class Registry:
 
 
 registry = Registry()
-
-
-def measure(
-    *,
-    symbol: str,
-    paper: str,
-    geometry: str,
-    functional: str,
-    invariant_to: Iterable[str],
-    cost: str,
-    needs: Needs | Callable[[Mapping[str, Any]], Needs] = Needs(),
-    not_with: Mapping[tuple[str, Any], Iterable[str]] | None = None,
-    kind: str = "curvature",
-    model_defaults: Mapping[str, ModelDefault] | None = None,
-) -> Callable[
-    [Callable[Concatenate[LossSurface, P], Estimate]],
-    Callable[Concatenate[LossSurface, P], Estimate],
-]:
-    """Declare a function of a surface to be a measure.
-
-    The first sentence of its docstring is its definition in one line. The declared function
-    checks its first argument and fills in what every measure reports the same way: time and
-    Hessian products.
-
-    Args:
-        symbol: How papers write it.
-        paper: Where it comes from.
-        geometry: How distance is measured around the point.
-        functional: What is asked of the loss in that geometry.
-        invariant_to: The groups of rewritings that leave it unchanged.
-        cost: In passes over the data.
-        needs: What it can share with other measures, if need be as a function of the options.
-        not_with: By option and value, the claims that do not hold with it.
-        kind: What it is, one of `KINDS`.
-        model_defaults: For options whose default follows the model, how to compute it.
-
-    Returns:
-        The decorator.
-
-    Raises:
-        TypeError: If `needs` is neither a `Needs` nor a function of the options.
-    """
-    if not (isinstance(needs, Needs) or callable(needs)):
-        raise TypeError(
-            f"`needs` must be a `flatgauge.measures.Needs` or a function of the options that "
-            f"returns one, but got {needs!r}; write `Needs(parts=frozenset({{'trace'}}))`."
-        )
-    family = Family(
-        paper=paper,
-        geometry=geometry,
-        functional=functional,
-        invariant_to=frozenset(invariant_to),
-        cost=cost,
-        requires=needs,
-        not_with={key: frozenset(lost) for key, lost in (not_with or {}).items()},
-        kind=kind,
-        model_defaults=model_defaults or {},
-    )
-
-    def register(
-        function: Callable[Concatenate[LossSurface, P], Estimate],
-    ) -> Callable[Concatenate[LossSurface, P], Estimate]:
-        summary = (inspect.getdoc(function) or "").split("\n\n")[0].replace("\n", " ")
-        measuring = functools.update_wrapper(_add_facts(function.__name__, function), function)
-        _register(family, function.__name__, symbol, summary, measuring)
-        return measuring
-
-    return register
-
-
-def declare(
-    compute: Callable[..., Estimate],
-    family: Family,
-    *,
-    name: str,
-    symbol: str,
-    summary: str,
-    docs: str = "",
-    **fixed: Any,
-) -> Callable[..., Estimate]:
-    """Declare a function, with some of its arguments fixed, to be a measure of a family.
-
-    Args:
-        compute: Of a surface or, if its first argument is called `blocks`, of swept blocks. The
-            keyword arguments that are not fixed are options of the measure; one called
-            `surrogate` names the loss that is swept.
-        family: What the measure has in common with others.
-        name: Its name.
-        symbol: How papers write it.
-        summary: Its definition in one sentence.
-        docs: Sections of its docstring, in addition to those of the family.
-        **fixed: Arguments.
-
-    Returns:
-        The measure: a function of a surface, with a signature and a docstring.
-    """
-    first, *rest = inspect.signature(compute).parameters.values()
-    own = [option for option in rest if option.name not in fixed]
-    surface, _, _, _, *of_sweep = inspect.signature(sweep_blocks).parameters.values()
-    of_blocks = first.name == "blocks"
-    options = [*own, _LAYERS, *of_sweep] if of_blocks else own
-    signature = inspect.Signature([surface, *options], return_annotation="Estimate")
-
-    def from_blocks(blocks: Blocks, /, **given: Any) -> Estimate:
-        chosen = {option.name: given[option.name] for option in own if option.name in given}
-        return compute(blocks.select(given.get("layers")), **fixed, **chosen)
-
-    def function(surface: LossSurface, /, *args: Any, **given: Any) -> Estimate:
-        try:
-            bound = signature.bind(surface, *args, **given)
-        except TypeError as error:
-            raise TypeError(f"`{name}`: {error}") from None
-        bound.apply_defaults()
-        chosen = {key: bound.arguments[key] for key in list(signature.parameters)[1:]}
-        if not of_blocks:
-            return compute(surface, **fixed, **chosen)
-        blocks = sweep_blocks(
-            surface,
-            registry[name].needs(chosen),
-            surrogate=chosen.get("surrogate"),
-            probe_sizes=family.probe_sizes,
-            **{option.name: chosen[option.name] for option in of_sweep},
-        )
-        return from_blocks(blocks, **chosen)
-
-    measuring: Any = functools.update_wrapper(_add_facts(name, function), compute)
-    measuring.__name__ = measuring.__qualname__ = name
-    measuring.__signature__ = signature
-    measuring.__annotations__ = {option.name: option.annotation for option in [surface, *options]}
-    measuring.__doc__ = assemble(
-        summary,
-        [OF_BLOCKS, family.docs, docs] if of_blocks else [family.docs, docs],
-        names={"name": name, **{key: str(value) for key, value in fixed.items()}},
-        claims=[group for group in GROUPS if group in family.invariant_to],
-        cost=family.cost,
-        reference=family.reference,
-        signature=signature,
-    )
-    shared = from_blocks if of_blocks and family.probe_sizes is None else None
-    return _register(family, name, symbol, summary, measuring, shared)
-
-
-def sweep_blocks(
-    surface: LossSurface,
-    needs: Needs,
-    *,
-    surrogate: str | None = None,
-    probe_sizes: ProbeSizes | None = None,
-    all_columns: bool = False,
-    probes: int = DEFAULT_PROBES,
-    generator: Generator | None = None,
-) -> Blocks:
-    """Sweep once for all that measures of one loss need, and note what the loss leaves out.
-
-    Args:
-        surface: Where to measure.
-        needs: Of one measure, or the union of several.
-        surrogate: The loss, None for the surface's own.
-        probe_sizes: As `Family` has them.
-        all_columns: Whether to be exact also with 64 or more outputs.
-        probes: Hessian products for what is not exact.
-        generator: Source of randomness, required where not everything is exact.
-
-    Returns:
-        The blocks, for `Measure.from_blocks`.
-    """
-    notes: tuple[str, ...] = ()
-    if surrogate is not None:
-        notes = tuple(surrogate_notes(surface, surrogate))
-        surface = with_surrogate(surface, surrogate)
-    blocks = block_curvature(
-        surface,
-        needs.parts,
-        all_columns=all_columns,
-        estimate=needs.estimates or probe_sizes is not None,
-        probes=probes,
-        keep_factors=needs.eigenvalues,
-        probe_sizes=probe_sizes,
-        generator=generator,
-    )
-    return replace(blocks, notes=notes)
-
-
-def _add_facts(
-    name: str, function: Callable[Concatenate[LossSurface, P], Estimate]
-) -> Callable[Concatenate[LossSurface, P], Estimate]:
-    """The function with what all measures check and report: the surface, time and products."""
-
-    def measuring(surface: LossSurface, /, *args: P.args, **kwargs: P.kwargs) -> Estimate:
-        if not isinstance(surface, LossSurface):
-            raise TypeError(
-                f"`{name}` measures a LossSurface, but got a {type(surface).__name__}; make one "
-                "with LossSurface(model, loss, data)."
-            )
-        start, matvecs = time.perf_counter(), surface.matvecs
-        with surface.processes.scope(name):
-            estimate = function(surface, *args, **kwargs)
-        seconds, spent = time.perf_counter() - start, surface.matvecs - matvecs
-        return replace(estimate, seconds=seconds, matvecs=spent)
-
-    return measuring
-
-
-def _register(
-    family: Family,
-    name: str,
-    symbol: str,
-    summary: str,
-    function: Callable[..., Estimate],
-    from_blocks: Callable[..., Estimate] | None = None,
-) -> Callable[..., Estimate]:
-    """Add a measure of a family to the registry, and return its function."""
-    facts: dict[str, Any] = {item.name: getattr(family, item.name) for item in fields(Family)}
-    registry.add(
-        Measure(
-            **facts,
-            name=name,
-            symbol=symbol,
-            definition=summary,
-            function=function,
-            from_blocks=from_blocks,
-        )
-    )
-    return function
 
 
 def catalogue() -> pd.DataFrame:

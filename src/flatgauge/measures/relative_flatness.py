@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from flatgauge.curvature.blocks import Blocks
 from flatgauge.estimators.estimate import Estimate
-from flatgauge.measures.registry import RESCALINGS, Family, Needs, declare
+from flatgauge.measures.declaration import declare
+from flatgauge.measures.registry import RESCALINGS, Family, Needs
 
 _OPTIONS = """
 Args:

@@ -7,7 +7,8 @@ from typing import Any
 
 from flatgauge.curvature.blocks import Blocks
 from flatgauge.estimators.estimate import Estimate
-from flatgauge.measures.registry import RESCALINGS, Family, Needs, declare
+from flatgauge.measures.declaration import declare
+from flatgauge.measures.registry import RESCALINGS, Family, Needs
 
 
 def swept_side(options: Mapping[str, Any]) -> Needs:

@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 
 from flatgauge.analysis.landscapes.space import Straight, positive
 from flatgauge.estimators.linalg import to_float64
-from flatgauge.geometry.diagonal import norm
+from flatgauge.geometry.chart import norm
 from flatgauge.surface.surface import LossSurface
 
 
