@@ -9,7 +9,7 @@ from path_reference import Paths, numbers
 from torch import Generator, Tensor
 
 import flatgauge as fg
-from flatgauge.symmetry.paths import BasisPaths
+from flatgauge.symmetry.basis_paths import BasisPaths
 
 SKELETONS = ("strongest", "diagonal")
 

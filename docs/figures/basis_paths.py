@@ -87,7 +87,7 @@ def line(ax: Axes, weight: Weight, colour: str, width: float, *, dashed: bool = 
     ax.plot([x0, x1], [y0, y1], color=colour, lw=width, ls=style, zorder=2 + width / 10)
 
 
-def draw(path: Path) -> fg.symmetry.paths.BasisPaths:
+def draw(path: Path) -> fg.symmetry.BasisPaths:
     """Draw the skeleton and three of the paths.
 
     Args:

@@ -27,6 +27,6 @@ from .studies import Study as Study
 from .surface.surface import LossSurface as LossSurface
 from .symmetry import balance as balance
 from .symmetry import find_gauge as find_gauge
-from .symmetry.paths import basis_paths as basis_paths
+from .symmetry.basis_paths import basis_paths as basis_paths
 
 __version__: str

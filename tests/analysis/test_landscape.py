@@ -21,7 +21,7 @@ from flatgauge.analysis.landscapes.arguments import _FILLED, check_points
 from flatgauge.analysis.landscapes.computing import _fill_grid
 from flatgauge.analysis.landscapes.record import Record
 from flatgauge.surface.examples import bowl, two_weights
-from flatgauge.symmetry.paths import surface_paths
+from flatgauge.symmetry.basis_paths import surface_paths
 
 
 def literal(case, weights) -> float:

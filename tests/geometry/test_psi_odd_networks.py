@@ -12,8 +12,8 @@ from torch import Tensor, nn
 import flatgauge as fg
 from flatgauge.geometry import chart
 from flatgauge.measures import psi_trace
-from flatgauge.symmetry.paths import surface_paths
-from flatgauge.symmetry.paths.curvature import path_second_derivatives
+from flatgauge.symmetry.basis_paths import surface_paths
+from flatgauge.symmetry.path_curvature import path_second_derivatives
 
 
 class Channelwise(nn.Module):

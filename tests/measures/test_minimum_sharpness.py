@@ -26,9 +26,9 @@ from flatgauge.measures import (
 )
 from flatgauge.surface.examples import two_weights
 from flatgauge.symmetry import find_gauge
+from flatgauge.symmetry.balance import smallest_trace
 from flatgauge.symmetry.find import surface_gauge
 from flatgauge.symmetry.gauge import GaugeGroup, Move, multiply
-from flatgauge.symmetry.orbit_minimum import smallest_trace
 
 MEASURES = (minimum_sharpness, minimum_sharpness_nodewise)
 EXACT = tuple(name for name in LAYER_CASES if not build(name).curved)

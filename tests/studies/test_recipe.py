@@ -216,9 +216,7 @@ def test_a_small_gradient_can_be_the_goal() -> None:
     assert trained.state == "reached"
     assert trained.scores.gradient_norm <= 0.2
     surface = fg.LossSurface(trained.model, "cross_entropy", (prepared.inputs, prepared.targets))
-    assert float(surface.gradient().norm()) == pytest.approx(
-        trained.scores.gradient_norm, rel=1e-4
-    )
+    assert float(surface.gradient().norm()) == pytest.approx(trained.scores.gradient_norm, rel=1e-4)
 
 
 def test_a_goal_can_be_a_filter_at_the_end() -> None:

@@ -91,7 +91,9 @@ def found(tmp_path_factory) -> PoolResult:
         factors={"rate": [0.05, 0.1, 0.2]},
         measures=["kappa_trace_sum", "hessian_trace"],
         published=[
-            PublishedNumber(source="A", what="a", published="1", statistic="mean", column="test_loss"),
+            PublishedNumber(
+                source="A", what="a", published="1", statistic="mean", column="test_loss"
+            ),
             PublishedNumber(
                 source="B",
                 what="b",
@@ -99,7 +101,9 @@ def found(tmp_path_factory) -> PoolResult:
                 statistic="pearson",
                 column="kappa_trace_sum[fc2.weight]",
             ),
-            PublishedNumber(source="C", what="c", published="0", statistic="change", column="hessian_trace"),
+            PublishedNumber(
+                source="C", what="c", published="0", statistic="change", column="hessian_trace"
+            ),
         ],
         landscapes=("layers",),
     ).run(tmp_path_factory.mktemp("found"))
@@ -198,7 +202,9 @@ def test_what_differs_by_design_is_told_as_such(tmp_path) -> None:
 def test_a_published_number_without_numbers_is_a_dash() -> None:
     frame = pd.DataFrame({"a": [1.0, 1.0, 1.0], "gap": [1.0, 2.0, 3.0], "b": [math.nan] * 3})
     for column, statistic in (("a", "pearson"), ("b", "mean"), ("none", "mean"), ("a", "change")):
-        number = PublishedNumber(source="", what="", published="", statistic=statistic, column=column)
+        number = PublishedNumber(
+            source="", what="", published="", statistic=statistic, column=column
+        )
         assert number.compute(frame, None, "gap") == "—"
 
 

@@ -15,7 +15,7 @@ from wild import WILD, Wild
 
 import flatgauge as fg
 from flatgauge.graph.export import ModelGraph, UnsupportedGraphError
-from flatgauge.symmetry.paths.path_sums import path_sum
+from flatgauge.symmetry.path_sums import path_sum
 
 # Networks with a kernel that adds in another order once the numbers are scaled, and that kernel:
 # there the outputs agree to 1e-5 instead of bit for bit.

@@ -1,7 +1,7 @@
 """The chart of path values (Yi et al. 2019): coordinates that no rescaling changes.
 
 In: a loss surface and a skeleton. Out: `PathValues`, the loss as a function of the values v of the
-basis paths (`symmetry.paths`), with its gradient, its curvature (`PathCurvature`, by products) and
+basis paths (`basis_paths`), with its gradient, its curvature (`PathCurvature`, by products) and
 the part of the trace that one sweep gives. Where the path value of a hidden unit passes zero, the
 loss has a pole: beyond it, values are infinite.
 """
@@ -21,8 +21,8 @@ from flatgauge.estimators.linalg import TruncatedNormal
 from flatgauge.geometry.chart import Chart, ExactTrace
 from flatgauge.graph.export import UnsupportedGraphError
 from flatgauge.surface.surface import LossSurface
-from flatgauge.symmetry.paths.basis import surface_paths
-from flatgauge.symmetry.paths.curvature import path_second_derivatives
+from flatgauge.symmetry.basis_paths import surface_paths
+from flatgauge.symmetry.path_curvature import path_second_derivatives
 
 #: The default radius and the bound on every component of noise, in units of the smallest |u_b|.
 _SHARE = 0.5

@@ -3,7 +3,7 @@
 In: a surface. Out: the infimum of the trace over all rescalings that keep the function. The second
 derivatives come from the sweep; where they are estimated, the random vectors are those of the
 balanced form of the network, rescaled (`orbit_sizes`), so that an estimate is as invariant as what
-it estimates. `symmetry.orbit_minimum` finds the infimum.
+it estimates. `symmetry.balance` finds the infimum.
 
 The variant `balanced:NAME` of a measure also chooses one of all ways to write the model, that of
 the smallest norm (`balanced_variant`): it is invariant to rescaling whatever the measure was.
@@ -35,9 +35,8 @@ from flatgauge.measures.registry import (
     registry,
 )
 from flatgauge.surface.surface import LossSurface
-from flatgauge.symmetry.balance import balanced_surface, compute_balance
+from flatgauge.symmetry.balance import Infimum, balanced_surface, compute_balance, smallest_trace
 from flatgauge.symmetry.find import surface_gauge
-from flatgauge.symmetry.orbit_minimum import Infimum, smallest_trace
 
 #: Gaps below this part of the value are rounding.
 _ROUNDING = 1e-12

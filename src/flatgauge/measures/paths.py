@@ -18,8 +18,8 @@ from flatgauge.measures.registry import RESCALINGS
 from flatgauge.runtime.isolation import isolate
 from flatgauge.surface.losses import prediction
 from flatgauge.surface.surface import LossSurface
-from flatgauge.symmetry.paths.basis import surface_paths
-from flatgauge.symmetry.paths.path_sums import path_sum
+from flatgauge.symmetry.basis_paths import surface_paths
+from flatgauge.symmetry.path_sums import path_sum
 
 
 @measure(

@@ -21,7 +21,7 @@ from flatgauge.curvature.block_diagonal import SURROGATES
 from flatgauge.estimators.linalg import child_generator, root_seed
 from flatgauge.graph.export import UnsupportedGraphError
 from flatgauge.surface.surface import LossSurface
-from flatgauge.symmetry.paths.basis import check_skeleton
+from flatgauge.symmetry.basis_paths import check_skeleton
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -36,7 +36,7 @@ from flatgauge.analysis.bounds.zero_one import NORMALIZED
 from flatgauge.curvature.block_diagonal import block_curvature, samples_without_loss, with_surrogate
 from flatgauge.estimators.linalg import TruncatedNormal
 from flatgauge.surface.surface import LossSurface
-from flatgauge.symmetry.paths.basis import BasisPaths, surface_paths
+from flatgauge.symmetry.basis_paths import BasisPaths, surface_paths
 
 #: The priors of `normalized_bound`, as wide as the noise, as published, or as wide as makes the
 #: divergence smallest: what is said of each, the divergence, and what names it.

@@ -21,7 +21,7 @@ from flatgauge.runtime.isolation import isolate
 from flatgauge.surface.data import tensors
 from flatgauge.surface.losses import prediction
 from flatgauge.surface.surface import LossSurface
-from flatgauge.symmetry.paths.basis import BasisPaths, surface_paths
+from flatgauge.symmetry.basis_paths import BasisPaths, surface_paths
 
 #: Operations that a plain multilayer perceptron is made of, and what only moves numbers.
 _LAYERS = ("linear", "addmm", "mm", "matmul")

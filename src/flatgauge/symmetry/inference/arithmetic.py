@@ -19,7 +19,7 @@ from flatgauge.symmetry.inference.equations import Scale, product
 from flatgauge.symmetry.inference.scales import Result, Rule, ScaleContext, masked_form
 
 if TYPE_CHECKING:
-    from flatgauge.symmetry.paths.path_sums import PathContext, PathSums
+    from flatgauge.symmetry.path_sums import PathContext, PathSums
 
 
 # -- entry by entry -------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from flatgauge.symmetry.inference.equations import Ids, Scale, constant, product
 from flatgauge.symmetry.inference.scales import Result, Rule, ScaleContext
 
 if TYPE_CHECKING:
-    from flatgauge.symmetry.paths.path_sums import PathContext, PathSums
+    from flatgauge.symmetry.path_sums import PathContext, PathSums
 
 _CURVED = "not positively homogeneous"
 

@@ -14,7 +14,7 @@ from flatgauge.symmetry.inference.equations import Ids, Scale, align_terms, cons
 from flatgauge.symmetry.inference.scales import Result, Rule, ScaleContext
 
 if TYPE_CHECKING:
-    from flatgauge.symmetry.paths.path_sums import PathContext, PathSums
+    from flatgauge.symmetry.path_sums import PathContext, PathSums
 
 _DATA_DEPENDENT = "where entries go depends on the data"
 

@@ -7,7 +7,7 @@ the ops are visited in the order in which they run, and the `Rule` of each gives
 outputs.
 
 There is one rule class per family of ops (see `graph/ops.py`), with one method per analysis:
-`scale` here, `path_sum` in `paths/path_sums.py`. What a class does not define refuses.
+`scale` here, `path_sum` in `path_sums.py`. What a class does not define refuses.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from flatgauge.symmetry.inference.equations import (
 )
 
 if TYPE_CHECKING:
-    from flatgauge.symmetry.paths.path_sums import PathContext, PathSums
+    from flatgauge.symmetry.path_sums import PathContext, PathSums
 
 #: The scale of an op's output, or of each of several.
 Result = Scale | list[Scale]

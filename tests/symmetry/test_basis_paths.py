@@ -16,7 +16,7 @@ from path_reference import Paths, numbers
 from torch import Tensor, nn
 
 import flatgauge as fg
-from flatgauge.symmetry.paths import BasisPaths
+from flatgauge.symmetry.basis_paths import BasisPaths
 
 BOTH = [
     (name, skeleton)

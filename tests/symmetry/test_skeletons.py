@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from flatgauge.symmetry import GaugeGroup, find_gauge
-from flatgauge.symmetry.paths.skeletons import Edge, StrongestPaths, Values, strongest_paths
+from flatgauge.symmetry.skeletons import Edge, StrongestPaths, Values, strongest_paths
 
 #: Where every path begins and ends: the inputs (with the constant of the biases), the outputs.
 END = -1

@@ -14,8 +14,8 @@ from flatgauge import LossSurface
 from flatgauge.geometry import PathValues
 from flatgauge.graph.export import UnsupportedGraphError
 from flatgauge.measures import psi_trace
-from flatgauge.symmetry.paths import surface_paths
-from flatgauge.symmetry.paths.curvature import path_second_derivatives
+from flatgauge.symmetry.basis_paths import surface_paths
+from flatgauge.symmetry.path_curvature import path_second_derivatives
 
 SKELETONS = ("strongest", "diagonal")
 

@@ -45,8 +45,8 @@ from flatgauge.graph.export import ModelGraph
 from flatgauge.graph.layers import Layer, input_dependent_uses
 from flatgauge.graph.ops import arguments_of, multiplied_arguments, shape_of
 from flatgauge.surface.surface import LossSurface
-from flatgauge.symmetry.paths.basis import BasisPaths
-from flatgauge.symmetry.paths.skeletons import NO_UNIT, Integers, Mask
+from flatgauge.symmetry.basis_paths import BasisPaths
+from flatgauge.symmetry.incidence import NO_UNIT, Integers, Mask
 
 
 @dataclass(frozen=True)

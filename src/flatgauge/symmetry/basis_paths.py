@@ -29,17 +29,8 @@ from flatgauge.surface.model import as_tensor, unwrap
 from flatgauge.surface.surface import LossSurface
 from flatgauge.symmetry.find import find_gauge, surface_gauge
 from flatgauge.symmetry.gauge import GaugeGroup, list_names
-from flatgauge.symmetry.paths.skeletons import (
-    NO_UNIT,
-    SKELETONS,
-    Edge,
-    Floats,
-    Integers,
-    Mask,
-    Skeleton,
-    incidence,
-    unit_names,
-)
+from flatgauge.symmetry.incidence import NO_UNIT, Floats, Integers, Mask, incidence, unit_names
+from flatgauge.symmetry.skeletons import SKELETONS, Edge, Routes, Skeleton, follow_routes
 
 #: A path value of a hidden unit that is smaller than the largest by this factor is noted.
 _SMALL = 1e-4
@@ -437,53 +428,6 @@ def _fold_norms(
 def _double(tensor: Tensor) -> Floats:
     array: Floats = tensor.detach().double().cpu().numpy()
     return array
-
-
-@dataclass(frozen=True)
-class Routes:
-    """What the routes of a skeleton make of every unit; the last entry is for inputs and outputs.
-
-    The root of a unit is the coordinate (place among `places`) of the last edge on its route in
-    that is not free; `NO_UNIT` for units that are not kept.
-    """
-
-    outward: Floats  #: R: the product of the weights from the unit to an output.
-    inward: Floats  #: P: the product of the weights from an input or a bias to the unit.
-    kept: Mask  #: Whether neither of them is zero, for this unit and all others on its routes.
-    places: Integers  #: Which weights have a basis path: all between kept units except free ones.
-    root_of: Integers
-
-
-def follow_routes(edges: WeightEdges, skeleton: Skeleton) -> Routes:
-    """Follow all routes of a skeleton; values that leave the range of numbers count as zero."""
-    count = len(skeleton.leaving)
-    outward, inward = np.zeros((2, count + 1))
-    outward[NO_UNIT] = inward[NO_UNIT] = 1.0
-    with np.errstate(all="ignore"):
-        for unit in skeleton.outward.tolist():
-            place = skeleton.leaving[unit]
-            if place != NO_UNIT:
-                outward[unit] = edges.weights[place] * outward[edges.heads[place]]
-        for unit in skeleton.inward.tolist():
-            place = skeleton.entering[unit]
-            if place != NO_UNIT:
-                inward[unit] = inward[edges.tails[place]] * edges.weights[place]
-        through = outward * inward
-    kept = np.isfinite(through) & (through != 0)
-    ahead, behind = edges.heads[skeleton.leaving], edges.tails[skeleton.entering]
-    while (lost := kept[:-1] & ~(kept[ahead] & kept[behind])).any():
-        kept[:-1] &= ~lost
-    moving = kept[edges.heads] & kept[edges.tails] & edges.in_use
-    moving[skeleton.leaving[kept[:-1]]] = False
-    places = np.flatnonzero(moving)
-    coordinate = np.full(edges.weights.size, NO_UNIT)
-    coordinate[places] = np.arange(len(places))
-    root_of = np.full(count + 1, NO_UNIT)
-    for unit in skeleton.inward[kept[skeleton.inward]].tolist():
-        place = skeleton.entering[unit]
-        own = coordinate[place]
-        root_of[unit] = root_of[edges.tails[place]] if own == NO_UNIT else own
-    return Routes(outward, inward, kept, places, root_of)
 
 
 class PathMap:

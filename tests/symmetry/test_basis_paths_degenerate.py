@@ -12,7 +12,7 @@ from path_reference import Paths, numbers
 from torch import nn
 
 import flatgauge as fg
-from flatgauge.symmetry.paths import surface_paths
+from flatgauge.symmetry.basis_paths import surface_paths
 
 
 def test_equal_candidates_are_noted():

@@ -1,16 +1,12 @@
-"""Units, the edges between them, and skeletons: one edge out of and one into every hidden unit.
+"""Skeletons: one edge out of and one edge into every hidden unit, of which its routes are made.
 
 In: a gauge group and the weights of a network. Out, in this order:
 
-1. `incidence`: the exponents of the group's independent scales (the units) in every entry of a
-   parameter. A weight from unit b to unit a is multiplied by c_a / c_b: it has exponent 1 at a,
-   which it enters, and -1 at b, which it leaves. The exponents of a whole tensor would take
-   (entries × units) numbers, so they are held in parts, each of which varies along some axes only:
-   for a layer's weight, a row part and a column part.
-2. `strongest_paths`: for every unit the path of largest value in and the one out, by dynamic
+1. `strongest_paths`: for every unit the path of largest value in and the one out, by dynamic
    programming. Rescaling multiplies all candidates of a unit by the same factor, so the choice
    does not depend on how the network is written. The balanced form starts from it, too.
-3. `Skeleton`: the edges chosen, by `strongest_skeleton` or as in the paper by `diagonal_skeleton`.
+2. `Skeleton`: the edges chosen, by `strongest_skeleton` or as in the paper by `diagonal_skeleton`.
+3. `Routes`: the products of weights along the routes, and which weights have a basis path.
 
 A route out of a unit must begin after everything that enters the unit, and a route into it must
 end before anything reads it (`Turns`). Then ops follow one another along every route, which makes
@@ -19,214 +15,25 @@ it a path of the network without circles. On a chain of layers this excludes not
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from flatgauge.symmetry.gauge import GaugeGroup
-from flatgauge.symmetry.inference.equations import disjoint_groups
+from flatgauge.symmetry.incidence import NO_UNIT, Floats, Integers, Mask, incidence
 
 if TYPE_CHECKING:
-    from flatgauge.symmetry.paths.basis import WeightEdges
-
-Integers = NDArray[np.int64]
-Floats = NDArray[np.float64]
-Mask = NDArray[np.bool_]
-
-#: Stands for no unit: an input, a constant, or an output.
-NO_UNIT = -1
-
-#: Up to this many entries, a tensor is looked at entry by entry.
-_FEW = 256
-
-#: Exponents below this are rounding.
-_TINY = 1e-9
+    from flatgauge.symmetry.basis_paths import WeightEdges
 
 #: The numbers of the first and the last op that reads a parameter.
 Times = tuple[int, int]
 
 #: The exponent of zero.
 _LOWEST = -(2**60)
-
-
-@dataclass(frozen=True)
-class Part:
-    """A part of the exponents, which varies along some axes."""
-
-    shape: tuple[int, ...]  #: Broadcasts to the incidence's.
-    units: Integers  #: Coordinates of the group (slots, entries), `NO_UNIT` in empty slots.
-    powers: Floats  #: Their exponents (slots, entries).
-
-    def exponents(self, values: Floats) -> Floats:
-        """Σ exponent · value of the unit for every entry, in the part's shape."""
-        padded = np.append(values, 0.0)
-        total: Floats = (padded[self.units] * self.powers).sum(0)
-        return total.reshape(self.shape)
-
-    def units_of_sign(self, sign: int) -> list[Integers]:
-        """The units whose exponent has a sign, slot by slot, in the part's shape."""
-        chosen = np.where(np.sign(self.powers) == sign, self.units, NO_UNIT)
-        chosen = np.sort(chosen, axis=0)[::-1]  # Full slots first.
-        return [slot.reshape(self.shape) for slot in chosen if (slot != NO_UNIT).any()]
-
-
-@dataclass(frozen=True)
-class Incidence:
-    """The exponents of a tensor: the sum of its parts."""
-
-    name: str
-    shape: tuple[int, ...]  #: Of the tensor, with size one along axes on which no part varies.
-    parts: tuple[Part, ...]
-
-    @property
-    def constant_axes(self) -> tuple[int, ...]:
-        """The axes of the tensor along which no part varies."""
-        return tuple(axis for axis, size in enumerate(self.shape) if size == 1)
-
-    def exponents(self, values: Floats) -> Floats:
-        """The log-scale of every entry, for given log-scales of the units."""
-        total = np.zeros(())
-        for part in self.parts:
-            total = total + part.exponents(values)
-        return np.broadcast_to(total, self.shape)
-
-    def sums_by_unit(
-        self, weights: Floats, count: int, *, sign: int = 0, square: bool = False
-    ) -> Floats:
-        """Σ exponent · weight by unit; `sign` selects positive (1) or |negative| (-1) exponents."""
-        total = np.zeros(count + 1)
-        for part in self.parts:
-            axes = tuple(a for a, size in enumerate(part.shape) if size == 1 < weights.shape[a])
-            flat = weights.sum(axes, keepdims=True).reshape(-1) if axes else weights.reshape(-1)
-            for units, powers in zip(part.units, part.powers, strict=True):
-                factors = np.maximum(sign * powers, 0) if sign else powers
-                factors = factors**2 if square else factors
-                places = np.where(units == NO_UNIT, count, units)
-                total += np.bincount(places, flat * factors, count + 1)
-        return total[:count]
-
-    def touches(self, chosen: Mask) -> Mask:
-        """Which entries are scaled by one of the chosen units."""
-        padded = np.append(chosen, False)
-        found = np.zeros((), bool)
-        for part in self.parts:
-            hit = (padded[part.units] & (part.powers != 0)).any(0)
-            found = found | hit.reshape(part.shape)
-        return np.broadcast_to(found, self.shape)
-
-    def fixed_entries(self, count: int) -> Mask:
-        """Which entries no unit scales, as the parts cancel: an edge from a unit to itself."""
-        values = np.random.default_rng(0).uniform(1, 2, count)
-        return np.abs(self.exponents(values)) < _TINY
-
-    def edge_ends(self) -> tuple[Integers, Integers] | None:
-        """Arrays of the units that entries enter and leave; None if entries are not such edges."""
-        ends = []
-        for sign in (1, -1):
-            found = [slot for part in self.parts for slot in part.units_of_sign(sign)]
-            if len(found) > 1:
-                return None
-            ends.append(found[0] if found else np.full((1,) * len(self.shape), NO_UNIT))
-        if any((np.abs(part.powers[part.units != NO_UNIT]) != 1).any() for part in self.parts):
-            return None
-        return ends[0], ends[1]
-
-
-def incidence(gauge: GaugeGroup, name: str) -> Incidence:
-    """How the entries of a parameter, or of a stored mean, depend on the units of a group."""
-    scale = gauge.inference.scales[name]
-    matrices, shapes = [], []
-    for members in disjoint_groups(scale.terms):
-        shape = np.broadcast_shapes(*(tuple(ids.shape) for _, ids in members))
-        rows: Any = 0
-        for coefficient, ids in members:
-            flat = ids.expand(shape).reshape(-1).numpy()
-            rows = rows + gauge.basis[gauge.classes[flat]] * float(coefficient)
-        matrices.append(rows.tocsr())
-        shapes.append(shape)
-    if len(matrices) > 1:
-        # What most rows of the first matrix share belongs to the second: W[o, i] is held as
-        # (z_o - x_0) + (x_0 - x_i), and means (z_o) + (-x_i).
-        shared = _majority_exponents(matrices[0])
-        matrices[0] = _add_to_rows(matrices[0], -shared)
-        matrices[1] = _add_to_rows(matrices[1], shared)
-    parts = tuple(_part(m, shape) for m, shape in zip(matrices, shapes, strict=True))
-    whole = tuple(int(n) for n in np.broadcast_shapes((1,) * len(scale.shape), *shapes))
-    found = Incidence(name, whole, parts)
-    if len(parts) > 1 and found.edge_ends() is None and np.prod(whole) <= _FEW:
-        # Between two units of one stream, most rows share nothing: only entry by entry is it
-        # plain where each begins and ends.
-        rows = 0
-        for matrix, shape in zip(matrices, shapes, strict=True):
-            places = np.arange(matrix.shape[0]).reshape(shape)
-            rows = rows + matrix[np.broadcast_to(places, whole).reshape(-1)]
-        by_entry = Incidence(name, whole, (_part(rows.tocsr(), whole),))
-        return by_entry if by_entry.edge_ends() is not None else found
-    return found
-
-
-def _majority_exponents(rows: Any) -> Floats:
-    """The exponents that more than half of all rows share."""
-    shared = np.zeros(rows.shape[1])
-    columns = rows.tocsc()
-    counts = np.diff(columns.indptr)
-    for column in np.flatnonzero(counts > rows.shape[0] / 2):
-        data = columns.data[columns.indptr[column] : columns.indptr[column + 1]]
-        values, times = np.unique(np.round(data, 9), return_counts=True)
-        if times.max() > rows.shape[0] / 2:
-            shared[column] = values[times.argmax()]
-    return shared
-
-
-def _add_to_rows(rows: Any, shift: Floats) -> Any:
-    """Sparse rows with the same exponents added to each."""
-    from scipy.sparse import csr_array
-
-    columns = np.flatnonzero(shift)
-    if not len(columns):
-        return rows
-    count = rows.shape[0]
-    places = np.repeat(np.arange(count), len(columns)), np.tile(columns, count)
-    added = csr_array((np.tile(shift[columns], count), places), shape=rows.shape)
-    return without_tiny((rows + added).tocsr(), _TINY)
-
-
-def without_tiny(rows: Any, limit: float) -> Any:
-    """Remove entries below a limit from sparse rows, and sort the others, in place."""
-    rows.data[np.abs(rows.data) < limit] = 0
-    rows.eliminate_zeros()
-    rows.sort_indices()
-    return rows
-
-
-def _part(rows: Any, shape: tuple[int, ...]) -> Part:
-    """Sparse rows as slots."""
-    rows = without_tiny(rows, _TINY)
-    lengths = np.diff(rows.indptr)
-    slots = int(lengths.max(initial=0))
-    units = np.full((slots, rows.shape[0]), NO_UNIT, dtype=np.int64)
-    powers = np.zeros((slots, rows.shape[0]))
-    for slot in range(slots):
-        full = np.flatnonzero(lengths > slot)
-        units[slot, full] = rows.indices[rows.indptr[full] + slot]
-        powers[slot, full] = rows.data[rows.indptr[full] + slot]
-    return Part(tuple(int(n) for n in shape), units, powers)
-
-
-def unit_names(gauge: GaugeGroup) -> list[str]:
-    """A name for every unit of a gauge group: where it is, and its number there."""
-    numbers: dict[str, Any] = defaultdict(count)
-    return [f"{site}[{next(numbers[site])}]" for site in gauge.sites]
-
-
-# -- the strongest paths ---------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -563,3 +370,50 @@ def _middles(units: Integers, others: Integers, allowed: Mask) -> Iterator[tuple
         if neighbours:
             taps = free[others[free] == neighbours[rank % len(neighbours)]]
             yield int(units[group[0]]), int(taps[len(taps) // 2])
+
+
+@dataclass(frozen=True)
+class Routes:
+    """What the routes of a skeleton make of every unit; the last entry is for inputs and outputs.
+
+    The root of a unit is the coordinate (place among `places`) of the last edge on its route in
+    that is not free; `NO_UNIT` for units that are not kept.
+    """
+
+    outward: Floats  #: R: the product of the weights from the unit to an output.
+    inward: Floats  #: P: the product of the weights from an input or a bias to the unit.
+    kept: Mask  #: Whether neither of them is zero, for this unit and all others on its routes.
+    places: Integers  #: Which weights have a basis path: all between kept units except free ones.
+    root_of: Integers
+
+
+def follow_routes(edges: WeightEdges, skeleton: Skeleton) -> Routes:
+    """Follow all routes of a skeleton; values that leave the range of numbers count as zero."""
+    count = len(skeleton.leaving)
+    outward, inward = np.zeros((2, count + 1))
+    outward[NO_UNIT] = inward[NO_UNIT] = 1.0
+    with np.errstate(all="ignore"):
+        for unit in skeleton.outward.tolist():
+            place = skeleton.leaving[unit]
+            if place != NO_UNIT:
+                outward[unit] = edges.weights[place] * outward[edges.heads[place]]
+        for unit in skeleton.inward.tolist():
+            place = skeleton.entering[unit]
+            if place != NO_UNIT:
+                inward[unit] = inward[edges.tails[place]] * edges.weights[place]
+        through = outward * inward
+    kept = np.isfinite(through) & (through != 0)
+    ahead, behind = edges.heads[skeleton.leaving], edges.tails[skeleton.entering]
+    while (lost := kept[:-1] & ~(kept[ahead] & kept[behind])).any():
+        kept[:-1] &= ~lost
+    moving = kept[edges.heads] & kept[edges.tails] & edges.in_use
+    moving[skeleton.leaving[kept[:-1]]] = False
+    places = np.flatnonzero(moving)
+    coordinate = np.full(edges.weights.size, NO_UNIT)
+    coordinate[places] = np.arange(len(places))
+    root_of = np.full(count + 1, NO_UNIT)
+    for unit in skeleton.inward[kept[skeleton.inward]].tolist():
+        place = skeleton.entering[unit]
+        own = coordinate[place]
+        root_of[unit] = root_of[edges.tails[place]] if own == NO_UNIT else own
+    return Routes(outward, inward, kept, places, root_of)
