@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch import Generator, Tensor
+from torch.nn.functional import pad
 
 from flatgauge.estimators.estimate import Estimate
 from flatgauge.estimators.lanczos import lanczos
@@ -106,33 +107,14 @@ class SpectralDensity:
         return self.moment(1)
 
     def moment(self, order: int) -> Estimate:
-        """Mean of the eigenvalues raised to a power.
-
-        Args:
-            order: The power, at least 1; ``p`` times the second moment is the squared
-                Frobenius norm.
-
-        Returns:
-            The mean over the probes and its standard error.
-
-        Raises:
-            ValueError: If the power is below 1.
-        """
+        """Mean of the eigenvalues raised to a power of at least 1, with its standard error."""
         if order < 1:
             raise ValueError(f"`order` is {order!r}; pass a power of 1 or more.")
         values, stderr = mean_over_probes((self.weights * self.nodes**order).sum(dim=1))
         return Estimate(values.item(), stderr=stderr.item(), matvecs=self.matvecs)
 
     def grid(self, points: int = 1001, *, width: float | None = None) -> Tensor:
-        """Evenly spaced places that cover the spectrum and the tails of its smoothing.
-
-        Args:
-            points: How many.
-            width: Smoothing that has to find room; see `density`.
-
-        Returns:
-            The places, ``(points,)``, float64.
-        """
+        """Evenly spaced places ``(points,)`` that cover the spectrum and its smoothing's tails."""
         low, high = self.extremes
         room = 6 * (self.width if width is None else width)
         return torch.linspace(low - room, high + room, points, dtype=torch.float64)
@@ -161,22 +143,6 @@ class SpectralDensity:
         for nodes, weights in zip(self.nodes, self.weights, strict=True):
             bells = torch.exp(-(((grid[:, None] - nodes) / width) ** 2) / 2)  # (g, steps)
             rows.append(bells @ weights / (width * math.sqrt(2 * math.pi)))
-        return Curve(grid, *mean_over_probes(torch.stack(rows)))
-
-    def cumulative(self, grid: Tensor | None = None) -> Curve:
-        """Share of eigenvalues at or below each place.
-
-        Args:
-            grid: Where to evaluate it, ``(g,)``; by default `grid`.
-
-        Returns:
-            The curve, rising from 0 to 1.
-        """
-        grid = self.grid() if grid is None else grid.to(self.nodes)
-        rows = [
-            (nodes <= grid[:, None]).double() @ weights
-            for nodes, weights in zip(self.nodes, self.weights, strict=True)
-        ]
         return Curve(grid, *mean_over_probes(torch.stack(rows)))
 
 
@@ -226,10 +192,17 @@ def spectral_density(
     )
     runs = [_quadrature(matrix, steps, source) for _ in range(probes)]
     longest = max(len(run.nodes) for run in runs)
+
+    def pad_rows(rows: list[Tensor], value: float) -> Tensor:
+        return torch.stack([pad(row, (0, longest - len(row)), value=value) for row in rows])
+
+    last = [
+        pad(run.nodes, (0, longest - len(run.nodes)), value=float(run.nodes[-1])) for run in runs
+    ]
     return SpectralDensity(
-        nodes=torch.stack([_pad_row(run.nodes, longest, run.nodes[-1].item()) for run in runs]),
-        weights=torch.stack([_pad_row(run.weights, longest, 0.0) for run in runs]),
-        residuals=torch.stack([_pad_row(run.residuals, longest, 0.0) for run in runs]),
+        nodes=torch.stack(last),
+        weights=pad_rows([run.weights for run in runs], 0.0),
+        residuals=pad_rows([run.residuals for run in runs], 0.0),
         size=matrix.size,
         matvecs=matrix.matvecs,
         rounding=max(run.rounding for run in runs),
@@ -252,11 +225,6 @@ def _quadrature(matrix: Matrix, steps: int, generator: Generator) -> _Quadrature
     weights = torch.from_numpy(ritz.coefficients[0] ** 2)  # the start is the first basis vector
     nodes, residuals = torch.from_numpy(ritz.values), torch.from_numpy(ritz.residuals)
     return _Quadrature(nodes, weights / weights.sum(), residuals, space.rounding)
-
-
-def _pad_row(row: Tensor, length: int, value: float) -> Tensor:
-    """The row, filled up at its end."""
-    return torch.nn.functional.pad(row, (0, length - len(row)), value=value)
 
 
 def mean_over_probes(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -336,7 +304,7 @@ def _unsure(density: SpectralDensity, left: Tensor, edge: float) -> float:
         return 0.0
     weights = density.weights
     count = left.sum(dim=1, keepdim=True)
-    around = torch.nn.functional.pad(weights, (1, 1))  # A node before the first has no weight.
+    around = pad(weights, (1, 1))  # A node before the first has no weight.
     nearest = torch.maximum(around.gather(1, count), around.gather(1, count + 1))[:, 0]
     distance = (density.nodes - edge).abs()
     # A residual below rounding is an eigenvalue, unless that leaves the side of the edge open.
@@ -389,11 +357,9 @@ class SymlogAxis:
         """Values to label from low to high: zero and powers of ten at even distances."""
         first = math.floor(math.log10(self.unit) + 1e-9) + 1
 
-        def last_exponent(end: float) -> int:
-            """The last power of ten on one side, as its exponent."""
-            return math.floor(math.log10(end) + 1e-9) if end > 0 else first - 1
-
-        up, down = last_exponent(high), last_exponent(-low)
+        up, down = (
+            math.floor(math.log10(end) + 1e-9) if end > 0 else first - 1 for end in (high, -low)
+        )
         step = 1
         while (max(up - first + 1, 0) + max(down - first + 1, 0)) / step > _LABELS:
             step += 1

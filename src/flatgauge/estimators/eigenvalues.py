@@ -177,10 +177,10 @@ def _result(search: EigenvalueSearch, finished: bool) -> Eigenpairs:
     space, wanted = search.space, slice(search.count)
     pairs = search.pairs()
     return Eigenpairs(
-        values=_tensor(search.sign * pairs.values[wanted]),
+        values=torch.tensor(search.sign * pairs.values[wanted]),
         vectors=space.vectors(pairs.coefficients[:, wanted]).T,
-        residuals=_tensor(pairs.residuals[wanted]),
-        bounds=_tensor(pairs.bounds[wanted]),
+        residuals=torch.tensor(pairs.residuals[wanted]),
+        bounds=torch.tensor(pairs.bounds[wanted]),
         converged=finished and bool(pairs.within[wanted].all()),
         matvecs=space.matrix.matvecs,
         opposite=float(search.sign * pairs.values[-1]),
@@ -188,11 +188,6 @@ def _result(search: EigenvalueSearch, finished: bool) -> Eigenpairs:
         opposite_bound=max(search.unseen_reach(-1.0), space.rounding),
         asymmetry=space.asymmetry,
     )
-
-
-def _tensor(array: Array) -> Tensor:
-    """A copy as a float64 tensor."""
-    return torch.from_numpy(np.array(array))
 
 
 def _check(size: int, count: int, tolerance: float, max_matvecs: int) -> None:
@@ -254,6 +249,7 @@ class _Look:
     steps: int = 0  # Its products up to now.
 
 
+@dataclass
 class EigenvalueSearch:
     """State of one search for the values at one end.
 
@@ -261,42 +257,34 @@ class EigenvalueSearch:
         space: The basis, with a first direction pending.
         count: How many values are wanted.
         sign: 1 for the largest, -1 for the smallest.
+        tolerance: Error allowed, relative to each value.
+        opposite: Error allowed at the other end, relative to the value there; None for any.
+        given: Whether the start was given, not random.
         turned: Whether the wanted values are found, and the other end is searched for.
     """
 
-    def __init__(
-        self,
-        space: KrylovBasis,
-        *,
-        count: int,
-        sign: float,
-        tolerance: float,
-        opposite: float | None,
-        given: bool,
-        generator: Generator,
-    ) -> None:
-        self.space = space
-        self.count = count
-        self.sign = sign
-        self._tolerance = tolerance
-        self._opposite = opposite
-        self.turned = False
-        self._given = given
-        self._generator = generator
-        self._doubt = count > 1  # whether one sequence may have missed wanted values
-        self._look: _Look | None = None
-        self._confirmed: Array | None = None  # wanted values that a look has confirmed
+    space: KrylovBasis
+    count: int
+    sign: float
+    tolerance: float
+    opposite: float | None
+    given: bool
+    generator: Generator
+    turned: bool = False
+    _doubt: bool = False  # Whether one sequence may have missed wanted values.
+    _look: _Look | None = None
+    _confirmed: Array | None = None  # Wanted values that a look has confirmed.
 
     def advance(self) -> None:
         """Make one product."""
         if self.space.size == self.space.capacity:
             self._restart()
         if not self.space.pending:
-            self._add_direction()
+            self.space.add(random_direction(self.space.matrix, self.generator))
         self.space.extend(self._pick())
         if self._look:
             self._look.steps += 1
-        if not self.space.pending and self._given:
+        if not self.space.pending and self.given:
             self._doubt = True  # the given start lies in a closed space, maybe a small one
 
     def is_finished(self) -> bool:
@@ -313,11 +301,11 @@ class EigenvalueSearch:
             return False
         if self.count == 1 and self._may_be_hidden(pairs):
             return False
-        if not self._doubt or self._is_confirmed(pairs):
+        if not (self._doubt or self.count > 1) or self._is_confirmed(pairs):
             self.turned = not self._opposite_is_known(pairs)
             return not self.turned
         before = len(self.space.pending)
-        if self._add_direction():
+        if self.space.add(random_direction(self.space.matrix, self.generator)):
             self._look = _Look(first=self.space.size, pending=before)
         return False
 
@@ -330,7 +318,7 @@ class EigenvalueSearch:
         # Infinite where the start was given: that says nothing of what it lacks.
         if self.space.size == self.space.matrix.size:
             return 0.0
-        return math.inf if self._given else unseen_distance(self.space, sign * self.sign)
+        return math.inf if self.given else unseen_distance(self.space, sign * self.sign)
 
     def _order_pairs(self, ritz: Ritz) -> SearchPairs:
         """Pairs from the wanted end, judged against the tolerance."""
@@ -341,14 +329,10 @@ class EigenvalueSearch:
         # off by up to 5 %, to save two products in ten.
         bounds = np.maximum(residuals, self.space.rounding)
         sizes = np.abs(values)
-        zero = sizes + bounds <= self._tolerance * sizes.max(initial=0.0)
-        within = (bounds <= self._tolerance * sizes) | zero
+        zero = sizes + bounds <= self.tolerance * sizes.max(initial=0.0)
+        within = (bounds <= self.tolerance * sizes) | zero
         settled = within | (bounds <= self.space.rounding)
         return SearchPairs(values, ritz.coefficients[:, order], residuals, bounds, within, settled)
-
-    def _add_direction(self) -> bool:
-        """Make a random direction pending; False if the space has no room for one."""
-        return self.space.add(random_direction(self.space.matrix, self._generator))
 
     def _pick(self) -> int:
         """The pending direction to multiply: the one that the wanted pairs lack most."""
@@ -363,19 +347,19 @@ class EigenvalueSearch:
     def _may_be_hidden(self, pairs: SearchPairs) -> bool:
         """Whether an eigenvalue well above the wanted one may still be hidden from the start."""
         value, bound = abs(pairs.values[0]), pairs.bounds[0]
-        if self._given or bound <= self.space.rounding:
+        if self.given or bound <= self.space.rounding:
             return False
-        if bound > self._tolerance * value:  # Zero on the matrix's scale, as far as is seen.
-            return self.unseen_reach(1.0) > self._tolerance * float(np.abs(pairs.values).max())
-        return self.unseen_reach(1.0) > min(NEAR, _TOLERANCES * self._tolerance) * float(value)
+        if bound > self.tolerance * value:  # Zero on the matrix's scale, as far as is seen.
+            return self.unseen_reach(1.0) > self.tolerance * float(np.abs(pairs.values).max())
+        return self.unseen_reach(1.0) > min(NEAR, _TOLERANCES * self.tolerance) * float(value)
 
     def _opposite_is_known(self, pairs: SearchPairs) -> bool:
         """Whether the other end is known as well as was asked for, or not asked for."""
-        if self._opposite is None:
+        if self.opposite is None:
             return True
         value, beyond = abs(pairs.values[-1]), self.unseen_reach(-1.0)
-        zero = value + beyond <= self._tolerance * np.abs(pairs.values).max()
-        return bool(zero or beyond <= max(self._opposite * value, self.space.rounding))
+        zero = value + beyond <= self.tolerance * np.abs(pairs.values).max()
+        return bool(zero or beyond <= max(self.opposite * value, self.space.rounding))
 
     def _restart(self) -> None:
         """Make room: keep the wanted pairs, the opposite end, and some next to one of them."""
@@ -401,7 +385,7 @@ class EigenvalueSearch:
         if self._confirmed is None:
             return False
         values = pairs.values[: self.count]
-        allowed = np.maximum(pairs.bounds[: self.count], self._tolerance * np.abs(values))
+        allowed = np.maximum(pairs.bounds[: self.count], self.tolerance * np.abs(values))
         return bool((np.abs(values - self._confirmed) <= allowed).all())
 
     def _look_is_over(self, look: _Look, pairs: SearchPairs) -> bool:
@@ -411,7 +395,7 @@ class EigenvalueSearch:
         if not own.values.size:
             return False
         last, best = pairs.values[self.count - 1], own.values[0]
-        allowed = max(pairs.bounds[self.count - 1], self._tolerance * abs(last))
+        allowed = max(pairs.bounds[self.count - 1], self.tolerance * abs(last))
         if best > last + allowed:
             self._look = None
             return True

@@ -1,7 +1,10 @@
-"""Matrices of any library as counted operators on torch vectors, and sums in double precision.
+"""Matrices as counted operators on torch vectors, sums in double precision, random vectors.
 
 `Matrix` wraps anything square with ``shape`` and ``@``. `to_float64`, `float64_pieces` and
 `ChunkedSum` add up in double precision, on every device and without copies of long vectors.
+Randomness comes from explicit seeds and generators, never from the global state: `child_generator`
+derives an independent generator for each purpose, so that what one part draws does not change what
+another part draws. Vectors are drawn where the generator lives and moved to where they are used.
 """
 
 from __future__ import annotations
@@ -64,7 +67,12 @@ class Matrix:
     """
 
     def __init__(self, operator: SupportsMatmul) -> None:
-        self.size = _square(operator)
+        shape = tuple(int(n) for n in operator.shape)
+        if len(shape) != 2 or shape[0] != shape[1] or shape[0] < 1:
+            raise ValueError(
+                f"`operator` has shape {shape!r}; a square matrix (p, p) with p >= 1 is needed."
+            )
+        self.size = shape[0]
         given = getattr(operator, "dtype", None)
         self._numpy = given is not None and not isinstance(given, torch.dtype)
         self.dtype = _working_dtype(given)
@@ -91,29 +99,15 @@ class Matrix:
                 "the shape it is given, for vectors (p,) and for blocks (p, k)."
             )
         if not torch.isfinite(product).all():
-            raise ValueError(self._not_finite(product))
+            kind = "nan" if torch.isnan(product).any() else "inf"
+            bad = int((~torch.isfinite(product)).sum())
+            raise ValueError(
+                f"the product with the {self.size} × {self.size} `{self._name}` is not finite "
+                f"({kind}; {bad} of {product.numel()} entries, product {self.matvecs}); nothing "
+                "can be said about such a matrix. Check that the loss and its derivatives are "
+                "finite at these parameters and on this data."
+            )
         return product
-
-    def _not_finite(self, product: Tensor) -> str:
-        """The message for a product with nan or infinity."""
-        kind = "nan" if torch.isnan(product).any() else "inf"
-        bad = int((~torch.isfinite(product)).sum())
-        return (
-            f"the product with the {self.size} × {self.size} `{self._name}` is not finite "
-            f"({kind}; {bad} of {product.numel()} entries, product {self.matvecs}); nothing "
-            "can be said about such a matrix. Check that the loss and its derivatives are "
-            "finite at these parameters and on this data."
-        )
-
-
-def _square(operator: SupportsMatmul) -> int:
-    """The number of rows; refuse anything but a square matrix."""
-    shape = tuple(int(n) for n in operator.shape)
-    if len(shape) != 2 or shape[0] != shape[1] or shape[0] < 1:
-        raise ValueError(
-            f"`operator` has shape {shape!r}; a square matrix (p, p) with p >= 1 is needed."
-        )
-    return shape[0]
 
 
 def _working_dtype(given: Any) -> torch.dtype:

@@ -260,7 +260,9 @@ def balance(forward: Array, backward: Array) -> BalancedScales:
         terms = _Terms(forward[active], backward[active], x[active], y[active])
         steps, gaps = terms.newton()
         better = (gaps < 0.5 * best.gaps[active]) | np.isinf(best.gaps[active])
-        _keep(best, active[better], terms, gaps, better)
+        kept = active[better]
+        best.values[kept], best.gaps[kept] = terms.values[better], gaps[better]
+        best.rows[kept], best.columns[kept] = terms.x[better], terms.y[better]
         waiting[active] = np.where(better, 0, waiting[active] + 1)
         # A step that is too long for a bound at all is one on the way, not one in vain.
         bounded = np.isfinite(best.gaps[active])
@@ -271,18 +273,6 @@ def balance(forward: Array, backward: Array) -> BalancedScales:
             break
         x[active], y[active] = terms.take_newton_step(going, *(step[going] for step in steps))
     return best
-
-
-def _keep(
-    best: BalancedScales,
-    into: npt.NDArray[np.int_],
-    terms: _Terms,
-    gaps: Array,
-    which: npt.NDArray[np.bool_],
-) -> None:
-    """Note the points with the smallest gaps."""
-    best.values[into], best.gaps[into] = terms.values[which], gaps[which]
-    best.rows[into], best.columns[into] = terms.x[which], terms.y[which]
 
 
 def _sweep_scales(forward: Array, backward: Array) -> tuple[Array, Array]:

@@ -8,8 +8,7 @@ per column is as cheap, the trace is exact.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -122,59 +121,38 @@ def trace(
         tolerance = 0.05
     _check(probes, tolerance, max_matvecs, method)
     most = (math.inf if basis is None else basis) if method == "hutch++" else 0
-    plan = (
-        _LookSchedule.single_look(probes, most)
-        if probes
-        else _LookSchedule.open(max_matvecs, matrix.size, most)
-    )
+    sketch, looks = _schedule(probes, max_matvecs, matrix.size, most)
     options = {"method": method, **({"probes": probes} if probes else {"tolerance": tolerance})}
-    if matrix.size <= plan.least:
+    if matrix.size <= 2 * sketch + looks[0]:
         return _exact(matrix, options)
     source = require_generator(
         generator,
         caller=f"trace(probes={probes})" if probes else f"trace(tolerance={tolerance})",
         otherwise=f"`probes={matrix.size}` for the exact value",
     )
-    captured = _capture_directions(matrix, plan.sketch, together, source)
-    looks = [look + plan.sketch - len(captured.basis) for look in plan.looks]
-    estimate = _sample_rest(matrix, captured, looks, tolerance, together, source, options)
+    captured, shares = _capture_directions(matrix, sketch, together, source)
+    looks = [look + sketch - len(captured) for look in looks]
+    estimate = _sample_rest(matrix, captured, shares, looks, tolerance, together, source, options)
     if not estimate.converged and matrix.size + matrix.matvecs <= max_matvecs:
         return _exact(matrix, options)
     return estimate
 
 
-@dataclass(frozen=True)
-class _LookSchedule:
-    """How many directions to take out exactly, and after how many samples to look."""
-
-    sketch: int
-    looks: tuple[int, ...]
-
-    @property
-    def least(self) -> int:
-        """Products spent at the first look."""
-        return 2 * self.sketch + self.looks[0]
-
-    @classmethod
-    def single_look(cls, probes: int, most: float) -> _LookSchedule:
-        """One look, at the end of the budget."""
-        sketch = int(min(probes // 3, (probes - 2) // 2, most))
-        return cls(sketch, (probes - 2 * sketch,))
-
-    @classmethod
-    def open(cls, max_matvecs: int, size: int, most: float) -> _LookSchedule:
-        """Looks at rising numbers of samples, while sampling costs less than all columns."""
-        sketch = min(SKETCH, cls.single_look(max_matvecs, most).sketch)
-        most = max(min(max_matvecs, size) - 2 * sketch, 2)
-        return cls(sketch, tuple(_rising(min(FIRST_LOOK, most), most)))
-
-
-def _rising(first: int, most: int) -> Iterator[int]:
-    """Numbers of samples to look at, half as many again each time, ending with ``most``."""
-    while first < most:
-        yield first
-        first += first // 2
-    yield most
+def _schedule(
+    probes: int | None, max_matvecs: int, size: int, most: float
+) -> tuple[int, list[int]]:
+    """How many directions to take out exactly, and after how many samples to look at the error."""
+    budget = probes or max_matvecs
+    sketch = int(min(budget // 3, (budget - 2) // 2, most))
+    if probes:  # One look, at the end of the budget.
+        return sketch, [probes - 2 * sketch]
+    sketch = min(SKETCH, sketch)
+    last = max(min(max_matvecs, size) - 2 * sketch, 2)  # While it costs less than all columns.
+    look, looks = FIRST_LOOK, list[int]()
+    while look < last:
+        looks.append(look)
+        look += look // 2
+    return sketch, [*looks, last]
 
 
 def _exact(matrix: Matrix, options: Mapping[str, object]) -> Estimate:
@@ -188,27 +166,17 @@ def _exact(matrix: Matrix, options: Mapping[str, object]) -> Estimate:
     return Estimate(total, exact=True, matvecs=matrix.matvecs, options=options)
 
 
-@dataclass(frozen=True)
-class _Captured:
-    """Orthonormal rows ``(k, p)`` and the share of each of them in the trace."""
-
-    basis: Tensor
-    shares: Array
-
-
 def _capture_directions(
     matrix: Matrix, count: int, together: int, generator: Generator
-) -> _Captured:
-    """Take out the directions along which the matrix is largest."""
+) -> tuple[Tensor, Array]:
+    """Take out the directions along which the matrix is largest: as rows, with their shares."""
     drawn = random_signs((matrix.size, count), generator)
     rows = torch.empty(count, matrix.size, dtype=matrix.dtype, device=matrix.device)
     for first in range(0, count, together):
-        block = drawn[:, first : first + together].to(rows)
-        rows[first : first + together] = (matrix @ block).T
-        del block
+        rows[first : first + together] = (matrix @ drawn[:, first : first + together].to(rows)).T
     del drawn
     basis = orthonormal_rows(rows)
-    return _Captured(basis, _quadratic(matrix, basis, together))
+    return basis, _quadratic(matrix, basis, together)
 
 
 def orthonormal_rows(rows: Tensor) -> Tensor:
@@ -232,7 +200,8 @@ def orthonormal_rows(rows: Tensor) -> Tensor:
 
 def _sample_rest(
     matrix: Matrix,
-    captured: _Captured,
+    captured: Tensor,
+    shares: Array,
     looks: Sequence[int],
     tolerance: float | None,
     together: int,
@@ -245,12 +214,12 @@ def _sample_rest(
     samples = np.zeros(0)
     for look in looks:
         count = look - len(samples)
-        drawn = _samples(matrix, captured.basis, count, together, generator)
+        drawn = _samples(matrix, captured, count, together, generator)
         samples = np.append(samples, drawn)
-        value = float(captured.shares.sum() + samples.mean())
+        value = float(shares.sum() + samples.mean())
         stderr = float(samples.std(ddof=1)) / math.sqrt(len(samples))
         quantile = float(stdtrit(len(samples) - 1, 1 - DOUBT / len(looks) / 2))
-        sizes = float(np.abs(captured.shares).sum() + np.abs(samples).mean())
+        sizes = float(np.abs(shares).sum() + np.abs(samples).mean())
         half_width = quantile * stderr + ROUNDING * torch.finfo(matrix.dtype).eps * sizes
         converged = tolerance is None or half_width <= tolerance * abs(value)
         if converged:

@@ -29,6 +29,8 @@ from flatgauge.estimators.linalg import agrees
 from flatgauge.graph.ops import OPS, Op, call_op, filling, is_random, op_name, shape_of
 from flatgauge.runtime.isolation import NameClashError, Plugins, explain_copy_errors
 
+LOG = logging.getLogger("flatgauge")
+
 #: Stands in for an op while the graph runs: takes its arguments, returns its output.
 Handler = Callable[..., Any]
 
@@ -117,28 +119,25 @@ class ModelGraph:
         """Export a model."""
         OP_PLUGINS.packages()
         program = _export(_Called(model, select), arguments, keywords, samples)
+        signature = program.graph_signature
         self._module = program.graph_module
         self.nodes: list[fx.Node] = list(program.graph.nodes)
-        self._constants = program.constants
+        self._constants = {
+            name.removeprefix("model."): value for name, value in program.constants.items()
+        }
         aliases = _canonical_names(model)
         self._sources: dict[fx.Node, tuple[str, str]] = {}
         self.parameters: dict[str, fx.Node] = {}
         placeholders = (node for node in self.nodes if node.op == "placeholder")
-        for node, spec in zip(placeholders, program.graph_signature.input_specs, strict=True):
-            kind, target = spec.kind.name, spec.target or node.name
-            target = target.removeprefix("model.") if kind in ("PARAMETER", "BUFFER") else target
-            if kind == "PARAMETER":
+        for node, spec in zip(placeholders, signature.input_specs, strict=True):
+            kind, target = spec.kind.name, (spec.target or node.name).removeprefix("model.")
+            if kind in ("PARAMETER", "BUFFER"):
                 target = aliases.get(target, target)
-                if node.users or target not in self.parameters:
-                    self.parameters[target] = node
-            elif kind == "BUFFER":
-                target = aliases.get(target, target)
+            if kind == "PARAMETER" and (node.users or target not in self.parameters):
+                self.parameters[target] = node
             self._sources[node] = kind, target
-        specs = program.graph_signature.output_specs
-        returned = self.nodes[-1].args[0]
-        assert isinstance(returned, (tuple, list))
-        pairs = zip(returned, specs, strict=True)
-        kinds = [(node, spec.kind.name) for node, spec in pairs]
+        returned: Any = self.nodes[-1].args[0]
+        kinds = [(n, s.kind.name) for n, s in zip(returned, signature.output_specs, strict=True)]
         self.outputs = [node for node, kind in kinds if kind == "USER_OUTPUT"]
         self.mutations = [node for node, kind in kinds if kind != "USER_OUTPUT"]
         self.symbol = self._symbol_of_samples()
@@ -151,9 +150,9 @@ class ModelGraph:
         waiting, seen = [node for node in self.outputs if isinstance(node, fx.Node)], set()
         while waiting:
             node = waiting.pop()
-            if is_random(node):
-                return node
             if node not in seen:
+                if is_random(node):
+                    return node
                 seen.add(node)
                 waiting += node.all_input_nodes
         return None
@@ -161,17 +160,21 @@ class ModelGraph:
     @property
     def inputs(self) -> list[fx.Node]:
         """The nodes that stand for what the model is called with."""
-        return [node for node, (kind, _) in self._sources.items() if kind == "USER_INPUT"]
+        return list(self._names("USER_INPUT"))
 
     @property
     def parameter_names(self) -> dict[fx.Node, str]:
         """The names of the parameters, by node; a tensor may have several nodes, but one name."""
-        return {node: name for node, (kind, name) in self._sources.items() if kind == "PARAMETER"}
+        return self._names("PARAMETER")
 
     @property
     def buffer_names(self) -> dict[fx.Node, str]:
         """The names of the buffers, by node; a tensor may have several nodes, but one name."""
-        return {node: name for node, (kind, name) in self._sources.items() if kind == "BUFFER"}
+        return self._names("BUFFER")
+
+    def _names(self, wanted: str) -> dict[fx.Node, str]:
+        """The names of the placeholders of one kind, by node."""
+        return {node: name for node, (kind, name) in self._sources.items() if kind == wanted}
 
     def constants(self, values: Mapping[str, Tensor]) -> dict[fx.Node, Any]:
         """The values of all nodes that depend on no input and on no tensor but those given."""
@@ -203,18 +206,12 @@ class ModelGraph:
     ) -> Tensor:
         """Run the graph up to a node."""
         given = iter(inputs)
-        arguments = []
-        for kind, target in self._sources.values():
-            if kind == "USER_INPUT":
-                arguments.append(next(given))
-            else:
-                found = values.get(target)
-                held = self._constants
-                constant = held[target] if target in held else held.get(f"model.{target}")
-                arguments.append(constant if found is None else found)
-        runner = _Runner(self._module, handlers, until)
+        arguments = [
+            next(given) if kind == "USER_INPUT" else values.get(name, self._constants.get(name))
+            for kind, name in self._sources.values()
+        ]
         try:
-            runner.run(*arguments)
+            _Runner(self._module, handlers, until).run(*arguments)
         except _ReachedError as reached:
             return reached.value
         raise AssertionError(f"the graph does not compute {until}")
@@ -243,13 +240,14 @@ class ModelGraph:
             called = copy.deepcopy((arguments, keywords))
             expected = pytree.tree_leaves(select(functional_call(model, copies(), *called)))
             for node, value in zip(self.outputs, expected, strict=True):
+                found = node
                 if isinstance(node, fx.Node):
                     leaves = pytree.tree_leaves(copy.deepcopy((arguments, keywords)))
-                    if not _close(self.run(copies(), leaves, {}, node), value):
-                        return False
-                elif isinstance(value, Tensor) or node != value:
+                    found = self.run(copies(), leaves, {}, node)
+                if not _close(found, value):
                     return False
-        except Exception:  # The exporter will say what is wrong.
+        except Exception:
+            LOG.debug("a graph cannot be run for a model; it is exported again", exc_info=True)
             return False
         return True
 
@@ -259,9 +257,7 @@ class ModelGraph:
         if len(axes) != 1:
             return None
         (axis,) = axes
-        if str(shape[axis]) == self.symbol:
-            return SampleAxis(axis, major=True)
-        major = self._merged_in_front(node, axis)
+        major = str(shape[axis]) == self.symbol or self._merged_in_front(node, axis)
         return None if major is None else SampleAxis(axis, major)
 
     def sizes(self, node: fx.Node, samples: int) -> tuple[int, ...]:
@@ -277,14 +273,10 @@ class ModelGraph:
         """Whether samples were the outermost (or else the innermost) of the axes merged here."""
         size = _expression(shape_of(node)[axis])
         while op_name(node) not in _RESHAPES:
-            before = [
-                source
-                for source in node.all_input_nodes
-                if size in map(_expression, shape_of(source))
-            ]
-            if len(before) != 1:
+            sources = [s for s in node.all_input_nodes if size in map(_expression, shape_of(s))]
+            if len(sources) != 1:
                 return None
-            node = before[0]
+            (node,) = sources
         outer = [_expression(extent) for extent in shape_of(node)]
         inner = [_expression(extent) for extent in shape_of(node.all_input_nodes[0])]
         place = outer.index(size)
@@ -350,22 +342,8 @@ _COMPARED = (
 )
 
 #: What belongs to every module and does not steer its forward pass in eval mode.
-_BOOKKEEPING = frozenset(
-    {
-        "training",
-        "_parameters",
-        "_buffers",
-        "_modules",
-        "_backward_hooks",
-        "_backward_pre_hooks",
-        "_is_full_backward_hook",
-        "_compiled_call_impl",
-        "_state_dict_hooks",
-        "_state_dict_pre_hooks",
-        "_load_state_dict_pre_hooks",
-        "_load_state_dict_post_hooks",
-    }
-)
+_BOOKKEEPING = {name for name in vars(nn.Module()) if "forward" not in name}
+_BOOKKEEPING |= {"_compiled_call_impl"}
 
 
 def structure_of(model: nn.Module) -> Structure:
@@ -473,6 +451,7 @@ def _export(
             return _export_with(model, (arguments, keywords), samples, attempt)
         except Exception as error:
             if attempt is attempts[0]:  # It may still be read for one number of samples.
+                LOG.debug("the exporter cannot leave the number of samples open", exc_info=True)
                 continue
             reason = next((line for line in str(error).splitlines() if line.strip()), "")
             raise UnsupportedGraphError(

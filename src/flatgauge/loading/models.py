@@ -1,8 +1,11 @@
-"""Objects of the user's own code, named by ``path/to/file.py:name`` or ``package.module:name``.
+"""Models of the user's: built by code that a reference names, with weights from a file.
 
-`resolve` imports what a reference names, `build_model` also calls it; both return the user's
-object, or raise an error that says what to write instead. A file runs as a module of its own, with
-its folder importable while it runs.
+A reference is ``path/to/file.py:name`` or ``package.module:name``. `resolve` imports what it names,
+`build_model` also calls it; both return the user's object, or raise an error that says what to
+write instead. A file runs as a module of its own, with its folder importable while it runs.
+
+`load_weights` reads a checkpoint without running code in it, finds the tensors among whatever else
+was saved, matches their names to the model's, and loads all of them or none.
 """
 
 from __future__ import annotations
@@ -36,10 +39,6 @@ from flatgauge.runtime.isolation import describe_error
 # may have modules of its own by these names.
 _NEIGHBOURS: dict[str, Path] = {}
 
-#: Folders that hold copies of code, by the file or module that references name: code from another
-#: machine.
-RELOCATED: dict[str, Path] = {}
-
 
 def resolve(reference: str) -> Any:
     """Import the object a reference names; nothing is called.
@@ -63,7 +62,7 @@ def resolve(reference: str) -> Any:
     place, name = split_reference(reference)
     with _importable(place):
         if is_file(place):
-            found: Any = _import_file(_file_of(place), reference)
+            found: Any = _import_file(expand(place), reference)
         else:
             found = _import_module(place, reference)
     for part in name.split("."):
@@ -161,14 +160,7 @@ def is_file(place: str) -> bool:
 
 def home_of(place: str) -> Path:
     """The folder that is importable while code runs: the file's own, for a module the current."""
-    folder = RELOCATED.get(place) or (expand(place).parent if is_file(place) else Path())
-    return folder.resolve()
-
-
-def _file_of(place: str) -> Path:
-    """Where the file is that a reference names."""
-    path = expand(place)
-    return RELOCATED[place] / path.name if place in RELOCATED else path
+    return (expand(place).parent if is_file(place) else Path()).resolve()
 
 
 @contextlib.contextmanager
@@ -198,17 +190,6 @@ def holds(folder: Path, name: str) -> bool:
     """Whether a folder has a module or package of this name."""
     top = name.partition(".")[0]
     return (folder / f"{top}.py").is_file() or (folder / top).is_dir()
-
-
-def forget_modules(folder: Path) -> None:
-    """Forget all modules that were imported from a folder, as if they had never been."""
-    for name, module in list(sys.modules.items()):
-        # Looked up without the module's own ways to find attributes, which may load others.
-        file = getattr(module, "__dict__", {}).get("__file__")
-        # Packages without `__init__.py` have no file.
-        if file.startswith(f"{folder}{os.sep}") if file else holds(folder, name):
-            del sys.modules[name]
-            _NEIGHBOURS.pop(name, None)
 
 
 def _import_file(path: Path, reference: str) -> ModuleType:
@@ -265,18 +246,20 @@ def _missing_file(path: Path, reference: str) -> str:
 
 def _missing_name(reference: str, place: str, name: str, owner: Any) -> str:
     """The message for a name that is not defined, with those that are."""
-    inside = getattr(owner, "__dict__", {})
+    inside = getattr(owner, "__dict__", {})  # Without what was made elsewhere and imported.
     home = inside.get("__module__", inside.get("__name__"))
-    names = [key for key in inside if key[0] != "_" and not _is_imported(inside[key], home)]
+    names = [
+        key
+        for key, value in inside.items()
+        if key[0] != "_"
+        and not isinstance(value, ModuleType)
+        and (
+            getattr(value, "__module__", home) == home
+            or not (inspect.isroutine(value) or inspect.isclass(value))
+        )
+    ]
     defined = f"it defines {_list_names(name, names)}" if names else "it defines nothing public"
     return f"`{reference}` asks for `{name}`, which `{place}` does not define; {defined}."
-
-
-def _is_imported(value: object, home: str | None) -> bool:
-    """Whether a value was made elsewhere, and only imported where it was found."""
-    if inspect.isroutine(value) or inspect.isclass(value):
-        return getattr(value, "__module__", home) != home
-    return isinstance(value, ModuleType)
 
 
 def _list_names(wanted: str, names: list[str]) -> str:
@@ -340,18 +323,17 @@ def load_weights(model: nn.Module, path: str | PathLike[str]) -> list[str]:
     """
     path = expand(path)
     own = model.state_dict()
-    lazy = [name for name, value in own.items() if is_lazy(value)]
-    if lazy:
-        raise ValueError(
-            f"`{lazy[0]}` of the model has no shape yet; needed is a model that knows its "
-            f"shapes; call it once on an input before loading weights."
-        )
-    hollow = [name for name, value in own.items() if isinstance(value, Tensor) and value.is_meta]
-    if hollow:
-        raise ValueError(
-            f"`{hollow[0]}` of the model is on the device `meta` and cannot hold weights; give the "
-            "model memory with `model.to_empty(device='cpu')`, or build it on a real device."
-        )
+    for name, value in own.items():
+        if is_lazy(value):
+            raise ValueError(
+                f"`{name}` of the model has no shape yet; needed is a model that knows its "
+                f"shapes; call it once on an input before loading weights."
+            )
+        if isinstance(value, Tensor) and value.is_meta:
+            raise ValueError(
+                f"`{name}` of the model is on the device `meta` and cannot hold weights; give the "
+                "model memory with `model.to_empty(device='cpu')`, or build it on a real device."
+            )
     weights, notes = _unwrap(_read(path), path)
     weights, renamed = _rename(weights, set(own))
     problems = _transfer(model, weights)
@@ -433,11 +415,11 @@ def _unwrap(content: Any, path: Path) -> tuple[dict[str, Any], list[str]]:
     """Find the weights among whatever else was saved."""
     keys: list[str] = []
     for _ in range(8):  # Bounded: a file may hold itself.
-        key = _weights_key(content) if isinstance(content, Mapping) else None
-        if key is not None:
+        named = {key: content.get(key) for key in _KEYS} if isinstance(content, Mapping) else {}
+        if key := next((key for key, inner in named.items() if _may_hold(inner)), None):
             keys.append(key)
             content = content[key]
-        elif isinstance(content, (list, tuple)) and len(content) == 1:
+        elif _may_hold(content) and not isinstance(content, Mapping):
             content = content[0]
     where = "".join(f"[{key!r}]" for key in keys)
     if not isinstance(content, Mapping):
@@ -455,13 +437,9 @@ def _unwrap(content: Any, path: Path) -> tuple[dict[str, Any], list[str]]:
     return {str(key): value for key, value in content.items()}, notes
 
 
-def _weights_key(content: Mapping[str, Any]) -> str | None:
-    """The entry that holds the weights, if they lie deeper."""
-    for name in _KEYS:
-        inner = content.get(name)
-        if isinstance(inner, Mapping) or (isinstance(inner, (list, tuple)) and len(inner) == 1):
-            return name
-    return None
+def _may_hold(value: Any) -> bool:
+    """Whether weights may be in a value: a mapping, or one thing in a list."""
+    return isinstance(value, Mapping) or (isinstance(value, (list, tuple)) and len(value) == 1)
 
 
 def _rename(weights: dict[str, Any], own: set[str]) -> tuple[dict[str, Any], list[str]]:
@@ -518,12 +496,9 @@ def _memory(value: Any) -> object:
 
 
 def _misfits(
-    own: Mapping[str, Any],
-    weights: Mapping[str, Any],
-    missing: list[str],
-    unexpected: list[str],
+    own: Mapping[str, Any], weights: Mapping[str, Any], missing: list[str], unexpected: list[str]
 ) -> list[str]:
-    """List the names and shapes that differ, a handful of each kind."""
+    """List the names and shapes that differ."""
     reshaped = [
         f"`{name}` {_shape(value)} in the file, {_shape(own[name])} in the model"
         for name, value in weights.items()
@@ -539,20 +514,29 @@ def _misfits(
 
 def _unusable(own: Mapping[str, Any], weights: Mapping[str, Any]) -> list[str]:
     """List the tensors that hold no plain numbers of the model's kind."""
-    kinds: dict[str, list[str]] = {}
-    for name, value in weights.items():
-        if not (isinstance(value, Tensor) and isinstance(own.get(name), Tensor)):
-            continue
+    kinds: dict[str, list[str]] = {
+        "without values (saved on the device meta)": [],
+        "sparse or quantized (save them with `.to_dense()` or `.dequantize()`)": [],
+        "complex, where the model's are real": [],
+    }
+    hollow, packed, complex_ones = kinds.values()
+    for name, value, held in _shared(own, weights):
         if value.is_meta:
-            kind = "without values (saved on the device meta)"
+            hollow.append(f"`{name}`")
         elif value.layout is not torch.strided or value.is_quantized:
-            kind = "sparse or quantized (save them with `.to_dense()` or `.dequantize()`)"
-        elif value.is_complex() and not own[name].is_complex():
-            kind = "complex, where the model's are real"
-        else:
-            continue
-        kinds.setdefault(kind, []).append(f"`{name}`")
+            packed.append(f"`{name}`")
+        elif value.is_complex() and not held.is_complex():
+            complex_ones.append(f"`{name}`")
     return _list_kinds(kinds)
+
+
+def _shared(
+    own: Mapping[str, Any], weights: Mapping[str, Any]
+) -> Iterator[tuple[str, Tensor, Tensor]]:
+    """Names of tensors that file and model have, with both."""
+    for name, value in weights.items():
+        if isinstance(value, Tensor) and isinstance(own.get(name), Tensor):
+            yield name, value, own[name]
 
 
 def _list_kinds(kinds: Mapping[str, list[str]]) -> list[str]:
@@ -571,11 +555,7 @@ def _shape(value: Any) -> str:
 
 def _conversions(own: Mapping[str, Any], weights: Mapping[str, Any]) -> list[str]:
     """Notes on dtypes that were converted."""
-    pairs = Counter(
-        (str(value.dtype), str(own[name].dtype))
-        for name, value in weights.items()
-        if isinstance(value, Tensor) and isinstance(own.get(name), Tensor)
-    )
+    pairs = Counter((str(value.dtype), str(held.dtype)) for _, value, held in _shared(own, weights))
     return [
         f"{count} tensors stored as {old[6:]} were read as {new[6:]}"
         for (old, new), count in pairs.items()

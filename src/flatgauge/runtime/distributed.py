@@ -16,7 +16,7 @@ import pickle
 import socket
 import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -45,23 +45,59 @@ class GroupError(ConnectionError):
     lost: int | None = None
 
 
-class ProcessGroup:
-    """The processes that measure together; this base class is one process by itself.
+@dataclass(frozen=True)
+class Status:
+    """What a rank reports before it goes on.
 
     Attributes:
+        what: What it has computed its part of.
+        digest: Of what must be equal on all ranks.
+        error: Module, name and message of its exception, if it failed.
+        leaves: Whether it leaves the scope that all are in.
+        item: What it gives to all.
+    """
+
+    what: str
+    digest: int = 0
+    error: tuple[str, str, str] | None = None
+    leaves: bool = False
+    item: Any = None
+
+
+class ProcessGroup:
+    """The processes that measure together: a `torch.distributed` group, or this one by itself.
+
+    Attributes:
+        rank: Which of them this process is.
+        size: How many there are.
         ranks_on_host: How many of them run on this machine.
         bytes_summed: How much this process has added up with others so far.
     """
 
     rank, size, ranks_on_host, bytes_summed = 0, 1, 1, 0
 
+    def __init__(self, members: dist.ProcessGroup | None = None) -> None:
+        self._members = members
+        if members is None:
+            return
+        self._ranks = dist.get_process_group_ranks(members)
+        self.rank, self.size = dist.get_rank(members), len(self._ranks)
+        # A second group, on the CPUs: the user's may have another backend and other traffic.
+        self._cpu_group = dist.new_group(
+            self._ranks, _timeout(members), "gloo", use_local_synchronization=True
+        )
+        self._broken: GroupError | None = None
+        self._depth = 0
+        hosts = self.all_gather(socket.gethostname())
+        self.ranks_on_host = hosts.count(hosts[self.rank])
+
     def run(self, what: str, compute: Callable[[], T], same: Iterable[Tensor] = ()) -> T:
         """Compute this part; an error on one rank, or unequal `same`, is raised on all ranks."""
-        return compute()
+        return self._compute(what, compute, same)[0]
 
     def gather(self, what: str, compute: Callable[[], T], same: Iterable[Tensor] = ()) -> list[T]:
         """As `run`, but return the (small) results of all processes, in the order of the ranks."""
-        return [compute()]
+        return [status.item for status in self._compute(what, compute, same, share=True)[1]]
 
     def gather_sum(
         self, what: str, compute: Callable[[], float], same: Iterable[Tensor] = ()
@@ -86,81 +122,8 @@ class ProcessGroup:
 
     def all_sum(self, numbers: Tensor) -> Tensor:
         """Add up tensors of one shape, which may be overwritten; in double precision if several."""
-        return numbers
-
-    def sum_named(self, numbers: Mapping[K, Tensor], device: torch.device) -> dict[K, Tensor]:
-        """Add up tensors by name, in double precision; without data, a process may lack some."""
-        return dict(numbers)
-
-    def concat_named(self, rows: Mapping[K, Tensor], device: torch.device) -> dict[K, Tensor]:
-        """Concatenate rows by name, in the order of the ranks; a process may lack some."""
-        return dict(rows)
-
-    @contextmanager
-    def scope(self, what: str) -> Iterator[None]:
-        """Wait for all processes at the end of a block; an error of one ends it on all."""
-        yield
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> ProcessGroup:
-        return self
-
-
-#: The default: a surface that any process may measure by itself.
-SINGLE_PROCESS = ProcessGroup()
-
-
-@dataclass(frozen=True)
-class Status:
-    """What a rank reports before it goes on.
-
-    Attributes:
-        what: What it has computed its part of.
-        digest: Of what must be equal on all ranks.
-        error: Module, name and message of its exception, if it failed.
-        leaves: Whether it leaves the scope that all are in.
-        item: What it gives to all.
-    """
-
-    what: str
-    digest: int = 0
-    error: tuple[str, str, str] | None = None
-    leaves: bool = False
-    item: Any = None
-
-    @classmethod
-    def failure(cls, what: str, error: Exception, *, leaves: bool = False) -> Status:
-        """The status of a rank on which an exception was raised."""
-        kind = type(error)
-        return cls(what, error=(kind.__module__, kind.__qualname__, str(error)), leaves=leaves)
-
-
-class DistributedGroup(ProcessGroup):
-    """The processes of a `torch.distributed` group."""
-
-    def __init__(self, members: dist.ProcessGroup) -> None:
-        self._ranks = dist.get_process_group_ranks(members)
-        self.rank, self.size, self.bytes_summed = dist.get_rank(members), len(self._ranks), 0
-        self._members = members
-        # A second group, on the CPUs: the user's may have another backend and other traffic.
-        self._cpu_group = dist.new_group(
-            self._ranks, _timeout(members), "gloo", use_local_synchronization=True
-        )
-        self._broken: GroupError | None = None
-        self._depth = 0
-        hosts = self.all_gather(socket.gethostname())
-        self.ranks_on_host = hosts.count(hosts[self.rank])
-
-    def run(self, what: str, compute: Callable[[], T], same: Iterable[Tensor] = ()) -> T:
-        """Compute this process's part; an error of one rank is raised on all."""
-        return self._compute(what, compute, same)[0]
-
-    def gather(self, what: str, compute: Callable[[], T], same: Iterable[Tensor] = ()) -> list[T]:
-        """Compute this process's part, and return those of all."""
-        statuses = self._compute(what, compute, same, share=True)[1]
-        return [status.item for status in statuses]
-
-    def all_sum(self, numbers: Tensor) -> Tensor:
-        """Add up tensors of one shape by an all-reduce."""
+        if self._members is None:
+            return numbers
         sums = numbers.cpu() if numbers.device.type == "mps" else numbers
         sums = (sums if sums.dtype is torch.int64 else sums.double()).contiguous()
         group = self._cpu_group if sums.device.type == "cpu" else self._members
@@ -175,10 +138,12 @@ class DistributedGroup(ProcessGroup):
         return sums.to(numbers.device)
 
     def sum_named(self, numbers: Mapping[K, Tensor], device: torch.device) -> dict[K, Tensor]:
-        """Add up by name; small tensors travel together."""
+        """Add up tensors by name, in double precision; without data, a process may lack some."""
+        if self._members is None:
+            return dict(numbers)
         shapes = _by_name(self.all_gather({name: part.shape for name, part in numbers.items()}))
         found: dict[K, Tensor] = {}
-        small: dict[K, Tensor] = {}
+        small: dict[K, Tensor] = {}  # They travel together.
         for name, shape in shapes.items():
             part = numbers.get(name)
             if part is None:
@@ -195,9 +160,11 @@ class DistributedGroup(ProcessGroup):
         return {name: found[name] for name in shapes}
 
     def concat_named(self, rows: Mapping[K, Tensor], device: torch.device) -> dict[K, Tensor]:
-        """Concatenate by name: every rank adds its rows to zeros in the places of the others'."""
+        """Concatenate rows by name, in the order of the ranks; a process may lack some."""
+        if self._members is None:
+            return dict(rows)
         known = self.all_gather({name: (part.shape, part.dtype) for name, part in rows.items()})
-        places: dict[K, Tensor] = {}
+        places: dict[K, Tensor] = {}  # Zeros in the places of the others' rows; then added up.
         for name, (shape, dtype) in _by_name(known).items():
             counts = [own[name][0][0] if name in own else 0 for own in known]
             dtype = torch.int64 if dtype is torch.int64 else torch.float64
@@ -212,13 +179,16 @@ class DistributedGroup(ProcessGroup):
 
     @contextmanager
     def scope(self, what: str) -> Iterator[None]:
-        """Wait for all ranks at the end of the outermost scope, or report what ends it early."""
+        """Wait for all at the end of the outermost scope; an error of one rank ends it on all."""
+        if self._members is None:
+            yield
+            return
         self._depth += 1
         try:
             yield
         except Exception as error:
-            if self._depth == 1 and not isinstance(error, GroupError) and not _is_collective(error):
-                self._agree(Status.failure(what, error, leaves=True), error)
+            if self._depth == 1 and not isinstance(error, GroupError):
+                self._report(what, error, leaves=True)
             raise
         else:
             if self._depth == 1:
@@ -226,19 +196,31 @@ class DistributedGroup(ProcessGroup):
         finally:
             self._depth -= 1
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> ProcessGroup:
+        return self
+
     def _compute(
         self, what: str, compute: Callable[[], T], same: Iterable[Tensor], *, share: bool = False
     ) -> tuple[T, list[Status]]:
         """This process's result, and the statuses of all; with ``share``, they hold the results."""
+        if self._members is None:
+            found = compute()
+            return found, [Status(what, item=found)]
         try:
             found, digest = compute(), digest_of(same)
         except GroupError:
             raise
         except Exception as error:
-            if not _is_collective(error):
-                self._agree(Status.failure(what, error), error)
+            self._report(what, error)
             raise
         return found, self._agree(Status(what, digest, item=found if share else None))
+
+    def _report(self, what: str, error: Exception, *, leaves: bool = False) -> None:
+        """Report an exception of this rank to the others, unless they all raise it."""
+        if not getattr(error, "raised_on_all_ranks", False):
+            kind = type(error)
+            known = (kind.__module__, kind.__qualname__, str(error))
+            self._agree(Status(what, error=known, leaves=leaves), error)
 
     def _agree(self, own: Status, error: Exception | None = None) -> list[Status]:
         """Exchange statuses, and raise where the ranks cannot go on with the same thing."""
@@ -285,22 +267,21 @@ class DistributedGroup(ProcessGroup):
         """Send this rank's status to rank 0, and receive the statuses of all."""
         if self._broken is not None:
             raise self._broken
-        if self.rank:
-            try:
-                self._send(0, _pickle(own))
-                found: list[Status] | str = pickle.loads(self._receive(0))
-            except RuntimeError as error:
-                raise self._break(
-                    f"rank 0 was lost before {own.what!r} was done ({_first_line(error)})", 0
-                ) from error
-        else:
-            found = self._relay(own)
+        if not self.rank:
+            return self._relay(own)
+        try:
+            self._send(0, _pickle(own))
+            found: list[Status] | str = pickle.loads(self._receive(0))
+        except RuntimeError as error:
+            raise self._break(
+                f"rank 0 was lost before {own.what!r} was done ({_first_line(error)})", 0
+            ) from error
         if isinstance(found, str):
             raise self._break(found)
         return found
 
-    def _relay(self, own: Status) -> list[Status] | str:
-        """On rank 0: collect all statuses and send them to all; a message if a rank is lost."""
+    def _relay(self, own: Status) -> list[Status]:
+        """On rank 0: collect all statuses and send them to all, or a message if a rank is lost."""
         statuses, lost = [pickle.loads(_pickle(own))], ""  # A copy, as the other ranks have.
         for rank in range(1, self.size):
             try:
@@ -316,7 +297,9 @@ class DistributedGroup(ProcessGroup):
                 self._send(rank, answer)
             except RuntimeError as error:
                 lost = lost or f"rank {rank} was lost at {own.what!r} ({_first_line(error)})"
-        return lost or statuses
+        if lost:
+            raise self._break(lost)
+        return statuses
 
     def _send(self, rank: int, message: bytes) -> None:
         dist.send_object_list([message], self._ranks[rank], self._cpu_group)
@@ -336,8 +319,11 @@ class DistributedGroup(ProcessGroup):
         return self._broken
 
 
+#: The default: a surface that any process may measure by itself.
+SINGLE_PROCESS = ProcessGroup()
+
 #: One for every `torch.distributed` group: its sockets are opened once.
-_GROUPS: dict[dist.ProcessGroup, DistributedGroup] = {}
+_GROUPS: dict[dist.ProcessGroup, ProcessGroup] = {}
 
 
 def resolve_processes(processes: Any) -> ProcessGroup:
@@ -362,7 +348,7 @@ def resolve_processes(processes: Any) -> ProcessGroup:
             "group), or a torch.distributed ProcessGroup."
         )
     if members not in _GROUPS:
-        _GROUPS[members] = DistributedGroup(members)
+        _GROUPS[members] = ProcessGroup(members)
     return _GROUPS[members]
 
 
@@ -412,10 +398,8 @@ def _rebuild_error(module: str, name: str, text: str) -> Exception:
     """An exception of a type named by another process; `RuntimeError` if it is unknown here."""
     kind = getattr(sys.modules.get(module), name, None)
     if isinstance(kind, type) and issubclass(kind, Exception):
-        try:
+        with suppress(TypeError):
             return kind(text)
-        except TypeError:
-            pass
     return RuntimeError(f"{name}: {text}")
 
 
@@ -423,11 +407,6 @@ def _mark_collective(error: Exception) -> Exception:
     """Mark an error as one that all ranks raise, so that it is not reported again."""
     error.raised_on_all_ranks = True  # type: ignore[attr-defined]
     return error
-
-
-def _is_collective(error: Exception) -> bool:
-    """Whether all ranks raise the error."""
-    return getattr(error, "raised_on_all_ranks", False)
 
 
 def _first_line(error: Exception) -> str:

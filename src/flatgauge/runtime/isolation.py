@@ -20,7 +20,7 @@ import traceback
 import warnings
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
 from importlib.metadata import EntryPoint, entry_points
 from operator import is_
 from pathlib import Path
@@ -44,7 +44,7 @@ _FIXED = frozenset({bool, int, float, complex, str, bytes, type(None)})
 #: The tables of a module whose tensors are its weights: others stand in for them in every call.
 _WEIGHTS = frozenset({"_parameters", "_buffers"})
 
-#: Containers that `clear` empties without side effects.
+#: Containers that are emptied without side effects; and all that are looked into.
 _PLAIN = frozenset({dict, OrderedDict, list, set, deque})
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 
@@ -109,10 +109,7 @@ def _prepare(module: nn.Module) -> None:
 def eager(model: nn.Module) -> AbstractContextManager[Any]:
     """Run compiled parts of a model eagerly: a compiled backward pass has no derivative."""
     # Not where nothing is compiled: torch's own control flow (`torch.cond`) needs the compiler.
-    if not compiled_parts(model):
-        return nullcontext()
-    stance: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
-    return stance
+    return torch.compiler.set_stance("force_eager") if compiled_parts(model) else nullcontext()
 
 
 def is_compiled(module: Any) -> bool:
@@ -132,12 +129,10 @@ def compiled_parts(model: nn.Module) -> list[str]:
         if is_compiled(module):
             parts.append(path)
             continue
-        parts += [
-            f"{path}.{name}".lstrip(".")
-            for name, value in vars(module).items()
-            if hasattr(value, "_torchdynamo_orig_callable")
-            and not getattr(value, "_torchdynamo_disable", False)
-        ]
+        for name, value in vars(module).items():
+            disabled = getattr(value, "_torchdynamo_disable", False)
+            if hasattr(value, "_torchdynamo_orig_callable") and not disabled:
+                parts.append(f"{path}.{name}".lstrip("."))
     return parts
 
 
@@ -202,25 +197,26 @@ class Snapshot:
             seen.add(id(value))
             if isinstance(value, nn.Module):
                 table = vars(value)
-                self._restores.append(_dict_restore(table))
+                self._restores.append(_container_restore(table, dict))
                 for name, held in table.items():
                     if type(held) in _FIXED:
                         continue
-                    if name in _WEIGHTS:  # Remembered by identity, everything else by content.
-                        self._add(held, _dict_restore)
-                    elif type(held) in _PLAIN and not held:
+                    if type(held) in _PLAIN and not held:
                         self._empty.append(held)
+                    elif name in _WEIGHTS:  # Remembered by identity, everything else by content.
+                        self._restores += filter(None, [_content_restore(held)])
                     else:
                         waiting.append(held)
             elif isinstance(value, _CONTAINERS):
-                self._add(value, _content_restore)
+                if type(value) in _PLAIN and not value:
+                    self._empty.append(value)
+                elif (restore := _content_restore(value)) is not None:
+                    self._restores.append(restore)
                 inside = value.values() if isinstance(value, dict) else value
                 waiting += [item for item in inside if type(item) not in _FIXED]
             else:
-                restore = _content_restore(value) or (
-                    _generator_restore(value) if generators else None
-                )
-                if restore is not None:
+                content = _content_restore(value)
+                if restore := content or (generators and _generator_restore(value)) or None:
                     self._restores.append(restore)
 
     def restore(self) -> bool:
@@ -230,75 +226,42 @@ class Snapshot:
             container.clear()
         return any([restore() for restore in self._restores]) or bool(filled)
 
-    def _add(self, container: Any, content: Callable[[Any], Restore | None]) -> None:
-        """Remember what a container holds."""
-        if not container and type(container) in _PLAIN:
-            self._empty.append(container)
-        elif (restore := content(container)) is not None:
-            self._restores.append(restore)
-
 
 def _content_restore(value: Any) -> Restore | None:
     """Restores the contents of a value; None for a type whose contents are not remembered."""
-    if isinstance(value, dict):
-        return _dict_restore(value)
-    if isinstance(value, (list, deque)):
-        return _list_restore(value)
-    if isinstance(value, set):
-        return _set_restore(value)
+    # The methods of the container itself: a class derived from it may do more.
+    for kind in (OrderedDict, dict, list, deque, set):
+        if isinstance(value, kind):
+            return _container_restore(value, kind)
     if type(value) is Tensor:
         return _tensor_restore(value)
-    if isinstance(value, np.ndarray):
-        return _array_restore(value)
-    return None
+    return _array_restore(value) if isinstance(value, np.ndarray) else None
 
 
-def _identical(now: Sequence[Any], before: Sequence[Any]) -> bool:
-    """Whether two sequences hold the same objects."""
-    return len(now) == len(before) and all(map(is_, now, before))
-
-
-def _dict_restore(table: dict[Any, Any]) -> Restore:
-    keys, values = list(table), list(table.values())
-    # The methods of the class itself: one derived from it may do more.
-    base: Any = OrderedDict if isinstance(table, OrderedDict) else dict
+def _container_restore(held: Any, kind: Any) -> Restore:
+    """Restores the objects in a container, by identity."""
+    keyed = issubclass(kind, dict)
+    before = _objects(held, keyed)
 
     def restore() -> bool:
-        if _identical(list(table), keys) and _identical(list(table.values()), values):
+        now = _objects(held, keyed)
+        if len(now) == len(before) and all(map(is_, now, before)):
             return False
-        base.clear(table)
-        for key, value in zip(keys, values, strict=True):
-            base.__setitem__(table, key, value)
+        kind.clear(held)
+        if keyed:
+            half = len(before) // 2
+            for key, value in zip(before[:half], before[half:], strict=True):
+                kind.__setitem__(held, key, value)
+        else:
+            (kind.update if kind is set else kind.extend)(held, before)
         return True
 
     return restore
 
 
-def _list_restore(items: list[Any] | deque[Any]) -> Restore:
-    before = list(items)
-    base: Any = deque if isinstance(items, deque) else list
-
-    def restore() -> bool:
-        if _identical(list(items), before):
-            return False
-        base.clear(items)
-        base.extend(items, before)
-        return True
-
-    return restore
-
-
-def _set_restore(items: set[Any]) -> Restore:
-    before = set(items)
-
-    def restore() -> bool:
-        if items == before:
-            return False
-        set.clear(items)
-        set.update(items, before)
-        return True
-
-    return restore
+def _objects(held: Any, keyed: bool) -> list[Any]:
+    """What a container holds: items, or keys and then values."""
+    return [*held, *held.values()] if keyed else list(held)
 
 
 def _tensor_restore(tensor: Tensor) -> Restore | None:
@@ -403,20 +366,20 @@ def _uncopyable(model: nn.Module) -> Iterator[str]:
 
 #: Folders of code that is not the user's: Python's own, installed packages, and flatgauge.
 _FOREIGN = tuple(
-    str(Path(folder)) + os.sep
+    f"{Path(folder)}{os.sep}"
     for folder in (
         *(sysconfig.get_paths()[key] for key in ("stdlib", "purelib", "platlib")),
-        str(Path(__file__).parents[1]),
+        Path(__file__).parents[1],
     )
 )
 
-#: Packages whose own types of errors are caught by type, and are left as they are.
-_INTERNAL = ("flatgauge", "torch")
 
-
-def error_location(error: BaseException) -> str:
+def error_location(error: BaseException, foreign: tuple[str, ...] = _FOREIGN) -> str:
     """File and line of the innermost call in the user's code; "" where there is none."""
-    return _last_line(error, _FOREIGN)
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        if not frame.filename.startswith(("<", *foreign)):
+            return f"{frame.filename}:{frame.lineno}"
+    return ""
 
 
 def describe_error(error: BaseException, *, anywhere: bool = False) -> str:
@@ -424,26 +387,18 @@ def describe_error(error: BaseException, *, anywhere: bool = False) -> str:
     if isinstance(error, SyntaxError) and error.filename:
         return f"SyntaxError: {error.msg} ({error.filename}:{error.lineno})"
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    place = error_location(error) or (anywhere and _last_line(error, _FOREIGN[-1:]))
+    place = error_location(error) or (anywhere and error_location(error, _FOREIGN[-1:]))
     return f"{text} ({place})" if place else text
-
-
-def _last_line(error: BaseException, foreign: tuple[str, ...]) -> str:
-    """File and line of the innermost call outside some folders; "" where there is none."""
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        if not frame.filename.startswith(("<", *foreign)):
-            return f"{frame.filename}:{frame.lineno}"
-    return ""
 
 
 class ProgramExitError(RuntimeError):
     """The user's code has ended the program, where a result was needed."""
 
     def __init__(self, what: str, error: SystemExit) -> None:
-        place = error_location(error)
+        place = f" ({place})" if (place := error_location(error)) else ""
         super().__init__(
-            f"{what} ends the program by `sys.exit({error.code!r})`"
-            f"{f' ({place})' if place else ''}; it must return a result, or raise an error."
+            f"{what} ends the program by `sys.exit({error.code!r})`{place}; it must return a "
+            "result, or raise an error."
         )
 
 
@@ -461,7 +416,7 @@ def locate_errors(what: str) -> Iterator[None]:
         raise ProgramExitError(what, error) from error
     except Exception as error:
         place = error_location(error)
-        internal = type(error).__module__.split(".")[0] in _INTERNAL
+        internal = type(error).__module__.split(".")[0] in ("flatgauge", "torch")  # Caught by type.
         if internal or not place or place in str(error):
             raise
         raise _with_message(error, f"{error} ({place})") from error
@@ -469,12 +424,10 @@ def locate_errors(what: str) -> Iterator[None]:
 
 def _with_message(error: Exception, text: str) -> Exception:
     """An error of the same type with another message; `RuntimeError` where that cannot be made."""
-    try:
+    with suppress(Exception):  # It may want other arguments.
         other = type(error)(text)
-    except Exception:  # It wants other arguments.
-        other = None
-    if other is not None and str(other) == text:
-        return other
+        if str(other) == text:
+            return other
     return RuntimeError(f"{type(error).__name__}: {text}")
 
 
