@@ -141,6 +141,8 @@ class ModelGraph:
         self.outputs = [node for node, kind in kinds if kind == "USER_OUTPUT"]
         self.mutations = [node for node, kind in kinds if kind != "USER_OUTPUT"]
         self.symbol = self._symbol_of_samples()
+        open_axis = self.symbol or "fixed"
+        LOG.debug("exported %s: %d nodes, samples %s", type(model), len(self.nodes), open_axis)
         self._axes: dict[fx.Node, SampleAxis | None] = {}
         self._sizes: dict[tuple[fx.Node, int], tuple[int, ...]] = {}
 

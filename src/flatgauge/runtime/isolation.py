@@ -11,6 +11,7 @@ other packages bring through entry points.
 from __future__ import annotations
 
 import copy
+import logging
 import os
 import random
 import sys
@@ -463,6 +464,7 @@ class Plugins:
         what = f"`{entry.name}` of the package `{home}` (entry points `{self._group}`)"
         try:
             packages |= dict.fromkeys(self._add(entry.name, entry.load()), home)
+            logging.getLogger("flatgauge").debug("loaded %s", what)
         except NameClashError as error:
             self._clash = (
                 f"{what} cannot be used: {error} Uninstall the package or rename it there."
