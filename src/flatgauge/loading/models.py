@@ -520,7 +520,7 @@ def _unusable(own: Mapping[str, Any], weights: Mapping[str, Any]) -> list[str]:
         "complex, where the model's are real": [],
     }
     hollow, packed, complex_ones = kinds.values()
-    for name, value, held in _shared(own, weights):
+    for name, value, held in _common_tensors(own, weights):
         if value.is_meta:
             hollow.append(f"`{name}`")
         elif value.layout is not torch.strided or value.is_quantized:
@@ -530,7 +530,7 @@ def _unusable(own: Mapping[str, Any], weights: Mapping[str, Any]) -> list[str]:
     return _list_kinds(kinds)
 
 
-def _shared(
+def _common_tensors(
     own: Mapping[str, Any], weights: Mapping[str, Any]
 ) -> Iterator[tuple[str, Tensor, Tensor]]:
     """Names of tensors that file and model have, with both."""
@@ -555,7 +555,9 @@ def _shape(value: Any) -> str:
 
 def _conversions(own: Mapping[str, Any], weights: Mapping[str, Any]) -> list[str]:
     """Notes on dtypes that were converted."""
-    pairs = Counter((str(value.dtype), str(held.dtype)) for _, value, held in _shared(own, weights))
+    pairs = Counter(
+        (str(value.dtype), str(held.dtype)) for _, value, held in _common_tensors(own, weights)
+    )
     return [
         f"{count} tensors stored as {old[6:]} were read as {new[6:]}"
         for (old, new), count in pairs.items()
