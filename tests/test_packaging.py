@@ -45,7 +45,7 @@ def test_every_file_of_the_package_is_shipped_and_no_other_kind():
     others = [name for name in files if not name.endswith(".py")]
     assert "py.typed" in others
     assert [name for name in others if not any(fnmatch(name, p) for p in patterns)] == []
-    assert {Path(name).suffix for name in others} == {".css", ".html", ".js", ".typed"}
+    assert {Path(name).suffix for name in others} == {".css", ".html", ".js", ".pyi", ".typed"}
     folders = {str(Path(name).parent) for name in files if name.endswith(".py")}
     assert [f for f in folders if not (ROOT / "src/flatgauge" / f / "__init__.py").exists()] == []
 

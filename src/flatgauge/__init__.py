@@ -9,23 +9,12 @@ The public names stand in ``__init__.pyi``. They are looked up at first use, so 
 line answers before torch is loaded.
 """
 
-from typing import Any
-
 from lazy_loader import attach_stub
 
 #: Packages that are reached as `fg.measures.kappa_max`, without an import of their own.
-_PACKAGES = (
-    *("analysis", "curvature", "estimators", "functionals", "geometry", "measures"),
-    "symmetry",
-)
+_PACKAGES = {
+    *("analysis", "curvature", "estimators", "functionals", "geometry", "measures", "symmetry")
+}
 
-_public, __dir__, _names = attach_stub(__name__, __file__)
-__all__ = [name for name in _names if name not in _PACKAGES]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        from importlib import metadata  # Slow to load, and seldom needed.
-
-        return metadata.version(__name__)
-    return _public(name)
+__getattr__, __dir__, _names = attach_stub(__name__, __file__)
+__all__ = [name for name in _names if name not in {*_PACKAGES, "__version__"}]

@@ -21,6 +21,7 @@ from .geometry import functionals as functionals
 from .geometry.functionals import cell as cell
 from .loading.datasets import load_dataset as load_dataset
 from .measures import catalogue as catalogue
+from .runtime import __version__ as __version__
 from .studies import Pool as Pool
 from .studies import Recipe as Recipe
 from .studies import Study as Study
@@ -28,5 +29,3 @@ from .surface.surface import LossSurface as LossSurface
 from .symmetry import balance as balance
 from .symmetry import find_gauge as find_gauge
 from .symmetry.basis_paths import basis_paths as basis_paths
-
-__version__: str

@@ -14,7 +14,7 @@ from command_line import QUICK, call, fill
 
 import flatgauge as fg
 from flatgauge.analysis.formatting import one_line, printable
-from flatgauge.analysis.progress import bar
+from flatgauge.analysis.request import progress_bar
 from flatgauge.cli import main
 from flatgauge.cli.model_words import names_of
 from flatgauge.report.tables import Cell, Column, Table, print_tables
@@ -156,6 +156,6 @@ def test_reports_and_errors_do_not_steer_a_terminal(run):
 
 def test_the_bar_takes_no_markup_from_names(monkeypatch, capsys):
     monkeypatch.setenv("FORCE_COLOR", "1")
-    with bar() as tell:
+    with progress_bar() as tell:
         tell("x[/]", 0, 2)
     assert "x[/]" in capsys.readouterr().err

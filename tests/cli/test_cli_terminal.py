@@ -14,7 +14,7 @@ import pytest
 from command_line import QUICK, call, fill, flatgauge
 
 from flatgauge.analysis.landscapes import SPACES
-from flatgauge.analysis.progress import time_left
+from flatgauge.analysis.request import time_left
 from flatgauge.cli import app, completion
 from flatgauge.cli.extras import PARTS
 from flatgauge.geometry import GEOMETRIES

@@ -20,8 +20,7 @@ from torch import Generator, Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from flatgauge.analysis.measurement import run_measures
-from flatgauge.analysis.progress import Progress, show_progress
-from flatgauge.analysis.request import Request, resolve_measures
+from flatgauge.analysis.request import Progress, Request, resolve_measures, show_progress
 from flatgauge.analysis.result import Result
 from flatgauge.estimators.estimate import Estimate
 from flatgauge.estimators.linalg import FLOAT32_RTOL, FLOAT64_RTOL, check_seed

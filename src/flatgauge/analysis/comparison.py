@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from flatgauge.analysis.files import from_plain, read_json
 from flatgauge.analysis.formatting import kind
 from flatgauge.analysis.measurement import Report, successive_reports
-from flatgauge.analysis.progress import Progress, show_progress
 from flatgauge.analysis.ranking import (
     LEVEL,
     Agreement,
@@ -30,7 +29,13 @@ from flatgauge.analysis.ranking import (
     rank_models,
     sampling_errors,
 )
-from flatgauge.analysis.request import Request, result_callback, validate_request
+from flatgauge.analysis.request import (
+    Progress,
+    Request,
+    result_callback,
+    show_progress,
+    validate_request,
+)
 from flatgauge.analysis.result import UNFINISHED, Result
 from flatgauge.measures.registry import GROUPS
 from flatgauge.surface.data import tensors

@@ -101,21 +101,6 @@ def two_digits(number: float) -> str:
     return f"{float(f'{number:.2g}'):g}"
 
 
-def duration(seconds: float) -> str:
-    """Write a time for people.
-
-    Returns:
-        The time with its unit.
-
-    Example:
-        >>> duration(0.0123), duration(4.2), duration(480)
-        ('12 ms', '4.2 s', '8.0 min')
-    """
-    if seconds < 0.1:
-        return f"{1000 * seconds:.0f} ms"
-    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
-
-
 def kind(estimate: Estimate) -> str:
     """How a number came about: one of `MARKS`."""
     if math.isnan(estimate.value):

@@ -26,10 +26,15 @@ import torch
 from torch import Tensor
 
 from flatgauge.analysis.files import from_plain, read_json
-from flatgauge.analysis.formatting import duration, kind
+from flatgauge.analysis.formatting import kind
 from flatgauge.analysis.memory import memory_estimate
-from flatgauge.analysis.progress import Progress, show_progress
-from flatgauge.analysis.request import Request, result_callback, validate_request
+from flatgauge.analysis.request import (
+    Progress,
+    Request,
+    result_callback,
+    show_progress,
+    validate_request,
+)
 from flatgauge.analysis.result import UNFINISHED, Result
 from flatgauge.curvature.blocks import Blocks
 from flatgauge.estimators.estimate import Estimate
@@ -38,6 +43,7 @@ from flatgauge.measures.declaration import sweep_blocks
 from flatgauge.measures.registry import BALANCED, Needs
 from flatgauge.runtime.distributed import GroupError
 from flatgauge.runtime.isolation import describe_error
+from flatgauge.runtime.resources import duration
 from flatgauge.surface.surface import LossSurface
 from flatgauge.symmetry.balance import balanced_surface
 

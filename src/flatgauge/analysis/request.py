@@ -1,21 +1,30 @@
-"""What is asked of a run, checked before it starts.
+"""What is asked of a run, checked before it starts, and what is called while it runs.
 
-Names of measures with their options enter, `Request` records leave; also what to do with results
-while they come in. Everything that a user may have got wrong is refused here.
+Names of measures with their options enter, `Request` records leave; everything that a user may have
+got wrong is refused here. `show_progress` and `result_callback` make of `progress=` and `save=`
+what is called when a part begins and when a result is there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from flatgauge.analysis.files import check_writable
+from flatgauge.analysis.formatting import one_line
 from flatgauge.estimators.linalg import check_seed
 from flatgauge.measures.registry import BALANCED, Measure, Needs, registry
 from flatgauge.runtime.distributed import ProcessGroup
 from flatgauge.surface.surface import LossSurface
+
+#: Called with the name of what begins, how much is done, and how much there is.
+Progress = Callable[[str, int, int], None]
+
+#: Columns of a terminal below which only the name, the count and the time left are shown.
+_WIDE = 90
 
 
 @dataclass(frozen=True)
@@ -109,3 +118,100 @@ def result_callback(save: Any, processes: ProcessGroup) -> Callable[[Any], objec
         return None
     place = check_writable(save)
     return lambda result: result.to_json(place)
+
+
+# -- progress ----------------------------------------------------------------------------------
+
+
+@contextmanager
+def show_progress(progress: Progress | bool, *surfaces: LossSurface) -> Iterator[Progress]:
+    """What to call when a part begins.
+
+    Args:
+        progress: True for a bar on stderr, False for nothing, or a function.
+        *surfaces: Whose passes over the data a bar counts.
+
+    Yields:
+        The function.
+    """
+    if callable(progress):
+        yield progress
+    elif progress and not any(surface.processes.rank for surface in surfaces):
+        with progress_bar(*surfaces) as notify:
+            yield notify
+    else:
+        yield lambda name, done, total: None
+
+
+@contextmanager
+def progress_bar(*surfaces: LossSurface) -> Iterator[Progress]:
+    """Show what runs, how much is done, how often the data were read, and the time left.
+
+    Args:
+        *surfaces: Whose passes over the data to count.
+
+    Yields:
+        What to give as `progress`: called with a name, how many are done, and how many there are.
+    """
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bar
+
+    console = Console(stderr=True)
+    wide = console.width >= _WIDE
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        *((BarColumn(bar_width=16),) if wide else ()),
+        MofNCompleteColumn(),
+        *((TextColumn("{task.fields[passes]:.0f} passes"),) if wide and surfaces else ()),
+        *((TimeElapsedColumn(),) if wide else ()),
+        TextColumn("{task.fields[left]}", style="dim"),
+    )
+    with (
+        Bar(*columns, console=console, transient=True) as progress,
+        ExitStack() as watched,
+    ):
+        task = progress.add_task("starting", total=None, passes=0.0, left="")
+        seen = 0.0
+
+        def start(name: str, done: int, total: int) -> None:
+            elapsed = progress.tasks[0].elapsed or 0.0
+            left = time_left(elapsed, done, total)
+            progress.update(
+                task, description=one_line(name), completed=done, total=total, left=left
+            )
+
+        for surface in surfaces:
+
+            def count(samples: int, all_samples: int = max(surface.data.shares)) -> None:
+                nonlocal seen
+                seen += samples / all_samples
+                progress.update(task, passes=seen)
+
+            watched.enter_context(surface.on_progress(count))
+        yield start
+
+
+def time_left(elapsed: float, done: int, total: int) -> str:
+    """Guess how long the rest takes, if it is like what is done.
+
+    Args:
+        elapsed: Seconds so far.
+        done: How many parts these took.
+        total: How many parts there are.
+
+    Returns:
+        "about 3 min left"; nothing before two parts are done, as one says little of the others.
+
+    Example:
+        >>> time_left(8.0, 4, 32), time_left(600.0, 10, 25), time_left(5.0, 1, 9)
+        ('about 1 min left', 'about 15 min left', '')
+    """
+    if done < 2:
+        return ""
+    rest = elapsed / done * (total - done)
+    if rest < 50:
+        return f"about {max(5, round(rest / 5) * 5)} s left"
+    if rest < 5400:
+        return f"about {max(1, round(rest / 60))} min left"
+    return f"about {rest / 3600:.1f} h left"

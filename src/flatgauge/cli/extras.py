@@ -9,7 +9,7 @@ from typing import Any
 
 from flatgauge.analysis.certificate import Certificate, certify
 from flatgauge.analysis.landscapes.computing import landscape
-from flatgauge.analysis.progress import Progress
+from flatgauge.analysis.request import Progress
 from flatgauge.analysis.spectra.computing import spectrum
 from flatgauge.report.rendering import Drawable
 from flatgauge.runtime.distributed import GroupError

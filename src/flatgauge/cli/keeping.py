@@ -65,7 +65,7 @@ class Keeper:
             without: What to leave out.
             seed: Of everything random.
         """
-        from flatgauge.analysis.progress import show_progress
+        from flatgauge.analysis.request import show_progress
         from flatgauge.cli.extras import Illustrations, illustrate
         from flatgauge.cli.output import watched
 

@@ -12,11 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from flatgauge.analysis.formatting import duration, kind
+from flatgauge.analysis.formatting import kind
 from flatgauge.measures import registry
 from flatgauge.measures.registry import GROUPS, Measure
 from flatgauge.report.formulas import mathml, unicode_formula
 from flatgauge.report.tables import Cell, Column, Table, number_cell
+from flatgauge.runtime.resources import duration
 from flatgauge.symmetry.gauge import GaugeGroup, ScaledTensor, ScalePattern
 
 if TYPE_CHECKING:

@@ -157,6 +157,21 @@ def format_bytes(count: float) -> str:
     return f"{count / 1024**power:.1f} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"
 
 
+def duration(seconds: float) -> str:
+    """Write a time for people.
+
+    Returns:
+        The time with its unit.
+
+    Example:
+        >>> duration(0.0123), duration(4.2), duration(480)
+        ('12 ms', '4.2 s', '8.0 min')
+    """
+    if seconds < 0.1:
+        return f"{1000 * seconds:.0f} ms"
+    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
+
+
 def available_bytes(device: torch.device) -> int:
     """Bytes that are free on a device now (for the CPU: free to this process)."""
     if device.type == "cuda":

@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any
 from flatgauge.analysis.files import to_plain
 from flatgauge.analysis.formatting import short_labels
 from flatgauge.analysis.landscapes.spaces import SPACES
-from flatgauge.analysis.progress import Progress, show_progress
-from flatgauge.analysis.request import resolve_measures
+from flatgauge.analysis.request import Progress, resolve_measures, show_progress
 from flatgauge.estimators.linalg import check_seed
 from flatgauge.loading.files import expand
 from flatgauge.studies.ray_engine import RayEngine

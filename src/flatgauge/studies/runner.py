@@ -28,7 +28,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from flatgauge.analysis.progress import Progress
+from flatgauge.analysis.request import Progress
 from flatgauge.runtime.resources import set_threads
 from flatgauge.studies.store import PoolStore
 

@@ -28,7 +28,7 @@ from flatgauge.analysis.landscapes.record import PartialGrid, Record
 from flatgauge.analysis.landscapes.several import Landscapes
 from flatgauge.analysis.landscapes.single import Landscape
 from flatgauge.analysis.landscapes.space import Space, positive
-from flatgauge.analysis.progress import Progress, show_progress
+from flatgauge.analysis.request import Progress, show_progress
 from flatgauge.estimators.linalg import check_seed
 from flatgauge.runtime.distributed import ProcessGroup
 from flatgauge.surface.model import digest

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
 from flatgauge.analysis.files import json_text, to_plain
-from flatgauge.analysis.formatting import align_columns, duration
+from flatgauge.analysis.formatting import align_columns
 from flatgauge.estimators.estimate import Estimate
+from flatgauge.runtime.resources import duration
 
 if TYPE_CHECKING:
     import pandas as pd

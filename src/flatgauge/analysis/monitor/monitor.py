@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor, distributed, nn
 
-from flatgauge.analysis.formatting import duration
 from flatgauge.analysis.measurement import Report, measure_requests
 from flatgauge.analysis.monitor.history import DIVERGED, FAILED, MEASURED, History, HistoryRow
 from flatgauge.analysis.monitor.pace import Pace
@@ -22,6 +21,7 @@ from flatgauge.analysis.request import resolve_measures
 from flatgauge.curvature.sweep.backprop import sweep_of
 from flatgauge.estimators.linalg import check_seed, to_float64
 from flatgauge.runtime.isolation import preserve_rng
+from flatgauge.runtime.resources import duration
 from flatgauge.surface.surface import LossSurface
 
 #: What is measured unless something else is asked for: one sweep has all of it.

@@ -11,7 +11,7 @@ import torch
 from torch import Generator, Tensor
 
 from flatgauge.analysis.measurement import run_info
-from flatgauge.analysis.progress import Progress, show_progress
+from flatgauge.analysis.request import Progress, show_progress
 from flatgauge.analysis.spectra.overlay import Spectra
 from flatgauge.analysis.spectra.single import Spectrum
 from flatgauge.curvature.operators import Operator, Restricted

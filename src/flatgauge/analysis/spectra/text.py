@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from flatgauge.analysis.formatting import align_columns, duration
+from flatgauge.analysis.formatting import align_columns
 from flatgauge.estimators.estimate import Estimate, format_with_error
+from flatgauge.runtime.resources import duration
 
 if TYPE_CHECKING:
     from flatgauge.analysis.spectra.single import Spectrum

@@ -10,11 +10,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from flatgauge.analysis.formatting import duration, kind, two_digits
+from flatgauge.analysis.formatting import kind, two_digits
 from flatgauge.analysis.result import UNFINISHED
 from flatgauge.estimators.estimate import Estimate
 from flatgauge.measures import registry
 from flatgauge.report.tables import Cell, Column, Table, number_cell
+from flatgauge.runtime.resources import duration
 
 if TYPE_CHECKING:
     from flatgauge.analysis.measurement import Report
