@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from flatgauge.studies.data import load_data
 from small_studies import TINY, tiny_study
 
+from flatgauge.studies.data import load_data
 from flatgauge.studies.training import make_network, train
 
 CODE = """

@@ -7,13 +7,13 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from flatgauge.studies.data import draw_labels, load_data
-from flatgauge.studies.tasks import read_rescaling, rescale_network
 from small_studies import TINY
 from torch import nn
 
 import flatgauge as fg
+from flatgauge.studies.data import draw_labels, load_data
 from flatgauge.studies.recipe import Recipe
+from flatgauge.studies.tasks import read_rescaling, rescale_network
 from flatgauge.studies.training import gradient_norm, make_network, mean_loss, train
 
 REFUSED = {

@@ -1,4 +1,4 @@
-"""A study's folder: nothing is lost, nothing is done twice, whatever happens to its processes."""
+"""Studies that are run: what is kept, what counts, what continues."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from flatgauge.studies.preparing import prepare
 from small_studies import CHEAP, TINY, tiny_study
 
 import flatgauge as fg
-from flatgauge.studies.store import Store
+from flatgauge.studies import PoolResult
+from flatgauge.studies.data import load_data
+from flatgauge.studies.store import PoolStore
 from flatgauge.studies.training import train
 
 #: Works on the tiny study in a folder, and says which run it begins.
@@ -47,18 +48,26 @@ def finish(folder: Path) -> None:
 def numbers_of(folder: Path) -> dict[str, object]:
     """What was found, without times."""
     found = {}
-    for path in sorted((folder / "rows").glob("*.json")):
-        row = json.loads(path.read_text())
-        row["training"].pop("seconds")
-        values = {name: part["value"] for name, part in row["measured"]["measures"].items()}
-        found[path.stem] = row["recipe"], row["training"], values
+    for name, row in sorted(PoolStore(folder).rows().items()):
+        scores = {key: value for key, value in row["scores"].items() if key != "seconds"}
+        values = {key: part["value"] for key, part in row["measured"]["measures"].items()}
+        found[name] = row["columns"], row["state"], scores, values
     return found
 
 
-def stamps(folder: Path) -> dict[str, tuple[int, int]]:
-    """Which file every finished thing is, and when it was written."""
-    done = [*(folder / "models").glob("*.safetensors"), *(folder / "rows").glob("*.json")]
-    return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in done}
+def finished(folder: Path) -> dict[str, object]:
+    """Everything finished: which file every network is and when it was written, and all rows."""
+    found: dict[str, object] = {}
+    for path in (folder / "models").glob("*.safetensors"):
+        found[path.name] = path.stat().st_ino, path.stat().st_mtime_ns
+    rows = folder / "rows.jsonl"
+    lines = rows.read_bytes().splitlines() if rows.exists() else []
+    for line in lines:
+        if line.endswith(b"}"):
+            name = json.loads(line)["name"]
+            assert name not in found, f"{name} was measured twice"
+            found[name] = line
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -80,31 +89,21 @@ def test_killed_at_random_points_it_goes_on_with_no_run_lost_or_done_twice(
         wanted = len(kept) + generator.randint(0, 2)
         # At least one thing of every process is begun: what is killed is never only the start.
         begun = process.stdout.readline()
-        while process.poll() is None and len(stamps(tmp_path)) < wanted:
+        while process.poll() is None and len(finished(tmp_path)) < wanted:
             time.sleep(0.01)
         time.sleep(generator.random() * 0.4)
         process.send_signal(signal.SIGKILL)
         process.communicate(timeout=60)
         assert begun or process.returncode == 0
-        now = stamps(tmp_path)
+        now = finished(tmp_path)
         assert kept.items() <= now.items(), f"finished files were touched, seed {seed}"
         kept = now
     finish(tmp_path)
-    assert kept.items() <= stamps(tmp_path).items(), f"finished files were touched, seed {seed}"
+    assert kept.items() <= finished(tmp_path).items(), f"finished files were touched, seed {seed}"
     assert numbers_of(tmp_path) == numbers_of(undisturbed), f"seed {seed}"
 
 
 @pytest.mark.slow
-def test_two_processes_share_a_study(undisturbed: Path, tmp_path: Path) -> None:
-    processes = [worker(tmp_path), worker(tmp_path)]
-    begun = [run for process in processes for run in process.communicate(timeout=300)[0].split()]
-    assert [process.returncode for process in processes] == [0, 0]
-    # Networks in stacks are told twice, when they are trained and when they are measured.
-    runs = [run for run in numbers_of(undisturbed) for _ in range(1 + ("mlp" in run))]
-    assert sorted(begun) == sorted(runs)
-    assert numbers_of(tmp_path) == numbers_of(undisturbed)
-
-
 def test_workers_find_what_one_process_finds(tmp_path: Path) -> None:
     study = tiny_study()
     alone = study.run(tmp_path / "alone").to_frame()
@@ -115,9 +114,9 @@ def test_workers_find_what_one_process_finds(tmp_path: Path) -> None:
 def test_a_row_is_reproducible_from_its_recipe(tmp_path: Path) -> None:
     found = tiny_study().run(tmp_path)
     run, row = list(found.rows.items())[5]
-    recipe = fg.Recipe.from_dict(row["recipe"])
-    again = train(recipe, prepare(recipe, None))
-    assert again.standing.test_loss == row["training"]["test_loss"]
+    recipe = fg.Recipe.from_dict(row["columns"])
+    again = train(recipe, load_data(recipe, None))
+    assert again.scores.test_loss == row["scores"]["test_loss"]
     weights = dict(found.surface(run).model.state_dict())
     assert all(part.equal(weights[name]) for name, part in again.model.state_dict().items())
     surface = found.surface(run)
@@ -128,28 +127,31 @@ def test_a_row_is_reproducible_from_its_recipe(tmp_path: Path) -> None:
 def test_a_network_that_is_there_is_measured_and_not_trained_again(tmp_path: Path) -> None:
     study = tiny_study()
     study.run(tmp_path)
-    before = stamps(tmp_path)
-    row = next((tmp_path / "rows").glob("*.json"))
-    first = row.read_text()
-    row.unlink()
+    before, rows = finished(tmp_path), tmp_path / "rows.jsonl"
+    first, *rest = rows.read_bytes().splitlines(keepends=True)
+    rows.write_bytes(b"".join(rest))
     study.run(tmp_path, resume=True)
-    after = stamps(tmp_path)
-    assert {k: v for k, v in before.items() if k != row.name}.items() <= after.items()
-    assert json.loads(first)["training"] == json.loads(row.read_text())["training"]
+    after, name = finished(tmp_path), json.loads(first)["name"]
+    again = after.pop(name)
+    assert before.pop(name) != again  # Measured again: its times differ.
+    assert before == after
+    assert json.loads(first)["scores"] == json.loads(again)["scores"]
 
 
 def test_what_failed_before_the_first_network_is_begun_again_without_a_word(tmp_path: Path) -> None:
     study = tiny_study(recipe=TINY.but(data="noise"))
-    Store(tmp_path).open(study.declaration(), resume=False)
+    PoolStore(tmp_path).open(study.declaration(), resume=False)
     assert len(study.run(tmp_path).rows) == 8
 
 
 def test_a_folder_with_a_study_is_not_overwritten(tmp_path: Path) -> None:
     study = tiny_study()
     study.run(tmp_path)
-    with pytest.raises(FileExistsError, match="already holds a study; go on with it"):
+    with pytest.raises(
+        FileExistsError, match="already holds finished networks; continue"
+    ):
         study.run(tmp_path)
-    with pytest.raises(ValueError, match="holds another study: it differs in measured"):
+    with pytest.raises(ValueError, match="holds another pool: it differs in measured"):
         tiny_study(measured=30).run(tmp_path, resume=True)
     with pytest.raises(ValueError, match="`workers=0` must be"):
         study.run(tmp_path / "other", workers=0)
@@ -157,12 +159,12 @@ def test_a_folder_with_a_study_is_not_overwritten(tmp_path: Path) -> None:
 
 def test_a_study_can_grow(tmp_path: Path) -> None:
     tiny_study(seeds=1, factors={"batch": [8]}).run(tmp_path)
-    before = stamps(tmp_path)
+    before = finished(tmp_path)
     larger = tiny_study(seeds=2, factors={"batch": [8, 32]})
     found = larger.run(tmp_path, resume=True)
     assert len(found.rows) == 4
-    assert before.items() <= stamps(tmp_path).items()
-    assert fg.Findings.read(tmp_path).study.runs() == larger.runs()
+    assert before.items() <= finished(tmp_path).items()
+    assert PoolResult.read(tmp_path).pool.runs() == larger.runs()
 
 
 def test_a_network_that_is_no_longer_what_it_was_is_refused(tmp_path: Path) -> None:
@@ -175,7 +177,7 @@ def test_a_network_that_is_no_longer_what_it_was_is_refused(tmp_path: Path) -> N
     recipe = TINY.but(network=f"{file}:net")
     found = tiny_study(recipe=recipe, factors={"batch": [8]}, seeds=1).run(tmp_path / "out")
     (run,) = found.rows
-    assert found.surface(run).value() == pytest.approx(found.rows[run]["training"]["train_loss"])
+    assert found.surface(run).value() == pytest.approx(found.rows[run]["scores"]["train_loss"])
     file.write_text(code.format("Tanh") + "  # edited")
     with pytest.raises(ValueError, match=r"has .* now: .* are not what they were; bring them back"):
         found.surface(run)
@@ -183,21 +185,20 @@ def test_a_network_that_is_no_longer_what_it_was_is_refused(tmp_path: Path) -> N
 
 def test_findings_are_read_from_the_folder(tmp_path: Path) -> None:
     found = tiny_study(question="Why?", confounders=["norm"]).run(tmp_path)
-    assert fg.Findings.read(tmp_path).to_frame().equals(found.to_frame())
-    assert repr(fg.Findings.read(tmp_path)) == repr(found)
-    with pytest.raises(FileNotFoundError, match="holds no study"):
-        fg.Findings.read(tmp_path / "nothing")
+    assert PoolResult.read(tmp_path).to_frame().equals(found.to_frame())
+    assert repr(PoolResult.read(tmp_path)) == repr(found)
+    with pytest.raises(FileNotFoundError, match="holds no pool"):
+        PoolResult.read(tmp_path / "nothing")
 
 
+@pytest.mark.slow
 def test_a_failing_worker_fails_as_one_process_does(tmp_path: Path, capfd) -> None:
     file = tmp_path / "net.py"
     file.write_text("import torch\ndef net(): return torch.nn.Linear(3, 10)")  # does not fit
     study = tiny_study(recipe=TINY.but(network=f"{file}:net"))
-    with pytest.raises(
-        RuntimeError, match=r"^run `batch-8_rate-0.05_seed-\d_\w+` failed"
-    ) as caught:
+    with pytest.raises(RuntimeError, match=r"^network `batch-8_rate-0.05_seed-\d_\w+` failed") as e:
         study.run(tmp_path / "out", workers=2)
-    assert "in another process:\nTraceback" in str(caught.value.__cause__)
+    assert "Traceback" in str(e.value.__cause__.__cause__)  # That of the other process.
     assert "Traceback" not in capfd.readouterr().err
 
 
@@ -226,7 +227,7 @@ def test_a_run_that_fails_names_itself(tmp_path: Path) -> None:
     file = tmp_path / "net.py"
     file.write_text("import torch\ndef net(): return torch.nn.Linear(3, 10)")
     study = tiny_study(recipe=TINY.but(network=f"{file}:net"))
-    with pytest.raises(RuntimeError, match=r"run `batch-8_rate-0.05_seed-0_\w+` failed"):
+    with pytest.raises(RuntimeError, match=r"network `batch-8_rate-0.05_seed-0_\w+` failed"):
         study.run(tmp_path / "out")
 
 
@@ -257,20 +258,22 @@ def test_nothing_counts(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="nothing to report"):
         found.write()
     assert len((tmp_path / "results.csv").read_text().splitlines()) == 3
-    with pytest.raises(KeyError, match="is no finished run; there are rate"):
+    with pytest.raises(KeyError, match="is no finished network; there are rate"):
         found.surface("no")
 
 
-def test_the_command_goes_on_where_nothing_counts(tmp_path: Path) -> None:
-    from flatgauge.cli.study import _contents, _report
+def test_the_command_continues_where_nothing_counts(tmp_path: Path) -> None:
+    from flatgauge.cli.study import report_pool
 
     study = tiny_study(recipe=TINY.but(loss_goal=1e-9), factors={"rate": [0.1]}, seeds=2)
     found = study.run(tmp_path)
-    told = _report(found, "")
-    assert told == f"no report, as no network counts; see {tmp_path / 'results.csv'}"
+    said = report_pool(found, "")
+    assert said == f"no report, as no network counts; see {tmp_path / 'results.csv'}"
     assert (tmp_path / "results.csv").exists()
-    none = {"correlations": None, "before_after": None, "published": []}
-    assert _contents(found) == {"networks": 2, "counted": 0} | none
+    contents = json.loads(found.to_json())
+    assert contents["schema"] == "flatgauge/pool/1"
+    assert (contents["networks"], contents["counted"]) == (2, 0)
+    assert contents["correlations"] is contents["before_after"] is None
 
 
 def test_the_model_file_says_how_it_was_made(tmp_path: Path) -> None:
@@ -282,7 +285,8 @@ def test_the_model_file_says_how_it_was_made(tmp_path: Path) -> None:
         with safe_open(tmp_path / "models" / f"{run}.safetensors", framework="pt") as file:
             header = file.metadata()
         assert fg.Recipe.from_dict(json.loads(header["recipe"])) == recipe
-        assert json.loads(header["training"]) == Store(tmp_path).row(run)["training"]
+        training, row = json.loads(header["training"]), PoolStore(tmp_path).rows()[run]
+        assert training == {"state": row["state"], "scores": row["scores"]}
 
 
 def test_rescaled_networks_are_measured_again(tmp_path: Path) -> None:

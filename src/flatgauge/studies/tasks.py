@@ -172,9 +172,9 @@ def measure_network(task: Task) -> Row:
     """
     data = load_task_data(task)
     model, found = load_network(task, data)
-    surface = make_surface(task, model, data)
     plain = again = None
     if found["state"] != DIVERGED:
+        surface = make_surface(task, model, data)
         plain = _measure(task, surface)
         if task.rescaling is not None:
             example = data.inputs[:_EXAMPLES]
