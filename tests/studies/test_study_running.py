@@ -147,9 +147,7 @@ def test_what_failed_before_the_first_network_is_begun_again_without_a_word(tmp_
 def test_a_folder_with_a_study_is_not_overwritten(tmp_path: Path) -> None:
     study = tiny_study()
     study.run(tmp_path)
-    with pytest.raises(
-        FileExistsError, match="already holds finished networks; continue"
-    ):
+    with pytest.raises(FileExistsError, match="already holds finished networks; continue"):
         study.run(tmp_path)
     with pytest.raises(ValueError, match="holds another pool: it differs in measured"):
         tiny_study(measured=30).run(tmp_path, resume=True)

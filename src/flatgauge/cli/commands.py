@@ -7,6 +7,7 @@ from flatgauge.cli import (
     demo,
     landscape,
     measure,
+    pool,
     spectrum,
     study,
 )
@@ -21,6 +22,7 @@ __all__ = [
     "landscape",
     "main",
     "measure",
+    "pool",
     "spectrum",
     "study",
 ]

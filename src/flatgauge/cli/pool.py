@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,10 +18,23 @@ from flatgauge.cli.engine import (
     Wait,
     read_engine,
 )
-from flatgauge.cli.options import DATA, MODEL, OUTPUT, RUNNING, WHAT, Debug, Json, examples
+from flatgauge.cli.options import (
+    DATA,
+    MODEL,
+    OUTPUT,
+    RUNNING,
+    WHAT,
+    Debug,
+    Json,
+    Measures,
+    examples,
+)
 from flatgauge.cli.output import print_json
 from flatgauge.cli.streams import show
 from flatgauge.cli.study import print_pool, report_pool, run_pool
+
+if TYPE_CHECKING:
+    from flatgauge.studies import Pool
 
 
 @app.command(
@@ -82,12 +95,7 @@ def pool(
     loss: Annotated[
         str, typer.Option(metavar="NAME", help="The loss.", rich_help_panel=DATA)
     ] = "cross_entropy",
-    measures: Annotated[
-        str | None,
-        typer.Option(
-            "--measures", "-m", metavar="A,B", help="All if not given.", rich_help_panel=WHAT
-        ),
-    ] = None,
+    measures: Measures = None,
     target: Annotated[
         str,
         typer.Option(
@@ -149,10 +157,8 @@ def pool(
 
     Every finished row is kept at once; after an interruption --resume continues.
     """
-    from flatgauge.studies import Pool
+    from flatgauge.cli.session import read_measures
 
-    if data is None:
-        raise ValueError("`--data` is missing; name the training data, such as `--data digits`.")
     settings: dict[str, Any] = {
         "name": out.name,
         "data": data,
@@ -160,21 +166,13 @@ def pool(
         "samples": samples,
         "test_samples": test_samples,
         "loss": loss,
-        "measures": _names(measures),
+        "measures": read_measures(measures or []),
         "target": target,
         "factors": _names(factors) or (),
         "rescaling": rescaling,
         "seed": seed,
     }
-    if manifest is not None and not checkpoints:
-        declared = Pool.from_manifest(manifest, factory=factory, **settings)
-    elif manifest is None and factory and checkpoints:
-        declared = Pool.from_checkpoints(factory, checkpoints, **settings)
-    else:
-        raise ValueError(
-            "name what makes the model and its checkpoints, as in `flatgauge pool nets.py:make "
-            "runs/*.pt`, or give `--manifest FILE`."
-        )
+    declared = _declare(factory, checkpoints or [], manifest, settings)
     result = run_pool(out.name, declared, out, None, resume, workers, read_engine(ctx))
     report = report_pool(result, "")
     if json:
@@ -182,6 +180,24 @@ def pool(
     else:
         print_pool(result)
         show(f"\n{report}")
+
+
+def _declare(
+    factory: str | None, checkpoints: list[str], manifest: Path | None, settings: dict[str, Any]
+) -> Pool:
+    """The pool that was asked for; an error says what is missing."""
+    from flatgauge.studies import Pool
+
+    if settings["data"] is None:
+        raise ValueError("`--data` is missing; name the training data, such as `--data digits`.")
+    if manifest is not None and not checkpoints:
+        return Pool.from_manifest(manifest, factory=factory, **settings)
+    if manifest is None and factory and checkpoints:
+        return Pool.from_checkpoints(factory, checkpoints, **settings)
+    raise ValueError(
+        "name what makes the model and its checkpoints, as in `flatgauge pool nets.py:make "
+        "runs/*.pt`, or give `--manifest FILE`."
+    )
 
 
 def _names(text: str | None) -> list[str] | None:

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatgauge.analysis.files import to_plain
-from flatgauge.analysis.formatting import short_labels
 from flatgauge.analysis.landscapes.spaces import SPACES
 from flatgauge.analysis.request import Progress, resolve_measures, show_progress
 from flatgauge.estimators.linalg import check_seed
@@ -293,7 +292,7 @@ class Pool(NetworkPool):
     def from_checkpoints(
         cls, factory: str, checkpoints: Sequence[str | Path], **settings: Any
     ) -> Pool:
-        """A pool of checkpoints of one model, named by what their paths do not share.
+        """A pool of checkpoints of one model, named as their files.
 
         Args:
             factory: Makes the model, ``file.py:name``.
@@ -303,14 +302,9 @@ class Pool(NetworkPool):
         Returns:
             The pool.
         """
-        labels = short_labels([str(checkpoint) for checkpoint in checkpoints])
+        named = zip(_names_of(checkpoints), checkpoints, strict=True)
         networks = [
-            Network(
-                name=_file_name(label if label != place else Path(place).stem),
-                factory=factory,
-                checkpoint=place,
-            )
-            for place, label in labels.items()
+            Network(name=name, factory=factory, checkpoint=str(place)) for name, place in named
         ]
         return cls(networks=networks, **{"name": "pool"} | settings)
 
@@ -405,25 +399,24 @@ def read_manifest(path: Path, factory: str | None = None) -> list[Network]:
         ]
     if not isinstance(lines, list) or not all(isinstance(line, dict) for line in lines):
         raise ValueError(f"`{path}` holds no list of networks; give a list of JSON objects.")
-    labels = short_labels([str(line.get("checkpoint", "")) for line in lines])
-    return [_read_network(path, number, line, labels, factory) for number, line in enumerate(lines)]
+    names = _names_of([str(line.get("checkpoint", "")) for line in lines])
+    named = zip(names, lines, strict=True)
+    return [_read_network(path, k, name, line, factory) for k, (name, line) in enumerate(named, 1)]
 
 
 def _read_network(
-    path: Path, number: int, line: dict[str, Any], labels: Mapping[str, str], factory: str | None
+    path: Path, number: int, name: str, line: dict[str, Any], factory: str | None
 ) -> Network:
     """One network of a manifest."""
     checkpoint, code = line.get("checkpoint"), line.get("factory") or factory
     if not checkpoint or not code:
         lacking = "`checkpoint`" if not checkpoint else "`factory`, and no factory for all is given"
-        raise ValueError(f"network {number + 1} of `{path}` has no {lacking}.")
-    place, colon, name = str(code).rpartition(":")
+        raise ValueError(f"network {number} of `{path}` has no {lacking}.")
+    place, _, maker = str(code).rpartition(":")
     if line.get("factory") and (path.parent / place).is_file():
-        code = f"{path.parent / place}{colon}{name}"
-    label = labels[str(checkpoint)]
-    own = label if label != str(checkpoint) else Path(checkpoint).stem
+        code = f"{path.parent / place}:{maker}"
     return Network(
-        name=str(line.get("name") or _file_name(own)),
+        name=str(line.get("name") or name),
         columns={k: v for k, v in line.items() if k not in _PLACES or (k == "group" and v)},
         factory=str(code),
         checkpoint=str(path.parent / expand(checkpoint)),
@@ -463,8 +456,15 @@ def _parse(text: Any) -> Any:
     return text
 
 
-def _file_name(label: str) -> str:
-    return "".join(char if char.isalnum() or char in "._+-=" else "-" for char in label)[:100]
+def _names_of(checkpoints: Sequence[str | Path]) -> list[str]:
+    """The names of checkpoints: of their files, or of their whole paths where files share names."""
+    stems = [Path(checkpoint).stem for checkpoint in checkpoints]
+    if len(set(stems)) < len(stems):
+        stems = ["-".join(Path(place).with_suffix("").parts) for place in checkpoints]
+    return [
+        "".join(char if char.isalnum() or char in "._+-=" else "-" for char in stem)[-150:]
+        for stem in stems
+    ]
 
 
 def _is_number(value: Any) -> bool:
