@@ -6,12 +6,12 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,13 +19,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from flatgauge.studies.preparing import clean_samples
-from flatgauge.studies.ray_task import Job, complete_far_away, packed
+from command_line import call
 from small_studies import TINY, tiny_study
 
 from flatgauge.studies import RayEngine, Study
+from flatgauge.studies.ray_engine import code_folder
 
-pytestmark = pytest.mark.skipif(
+needs_ray = pytest.mark.skipif(
     find_spec("ray") is None, reason='needs Ray: pip install "flatgauge[ray]"'
 )
 
@@ -39,7 +39,7 @@ from torch import nn
 def net():
     from layers import hidden
     folder = os.environ.get("TEST_STALLS")
-    if folder and list(Path(folder).glob("*/rows/*.json")):
+    if folder and list(Path(folder).glob("*/rows.jsonl")):
         Path(folder, "stalled").touch()
         time.sleep(600)
     return nn.Sequential(nn.Flatten(), hidden(), nn.ReLU(), nn.Linear(8, 10))
@@ -79,18 +79,18 @@ def cluster() -> Iterator[SimpleNamespace]:
         nodes.add_node(num_cpus=1, object_store_memory=STORE, include_dashboard=False)
         stalls = {"TEST_STALLS": str(folder / "out")}
         doomed = nodes.add_node(num_cpus=1, object_store_memory=STORE, env_vars=stalls)
-        with RayEngine(address=nodes.address, wait=30).connected():
-            yield SimpleNamespace(nodes=nodes, doomed=doomed, folder=folder)
+        own = folder / "own"
+        write_own(own)
+        with RayEngine(address=nodes.address, wait=30).connected(code=own):
+            yield SimpleNamespace(nodes=nodes, doomed=doomed, folder=folder, own=own)
     finally:
         nodes.shutdown()
         patch.undo()
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.fixture
-def own(tmp_path: Path) -> Path:
+def write_own(place: Path) -> None:
     """A folder with a user's own network and data."""
-    place = tmp_path / "own"
     place.mkdir()
     (place / "nets.py").write_text(NETS)
     (place / "layers.py").write_text(LAYERS)
@@ -104,7 +104,6 @@ def own(tmp_path: Path) -> Path:
         )
     }
     np.savez(place / "data.npz", **arrays)
-    return place
 
 
 @pytest.fixture
@@ -122,7 +121,7 @@ def own_study(own: Path, seeds: int, **changes) -> Study:
 
 
 def rows_of(folder: Path) -> dict[str, object]:
-    """All that is in the rows, bit for bit, without times."""
+    """All that is in the rows, bit for bit, without times; no network has two."""
 
     def timeless(value: object) -> object:
         if not isinstance(value, dict):
@@ -130,82 +129,69 @@ def rows_of(folder: Path) -> dict[str, object]:
         times = ("seconds", "finished")
         return {name: timeless(part) for name, part in value.items() if name not in times}
 
-    rows = sorted((folder / "rows").glob("*.json"))
-    return {path.stem: timeless(json.loads(path.read_text())) for path in rows}
+    rows = [json.loads(line) for line in (folder / "rows.jsonl").read_bytes().splitlines()]
+    names = [row["name"] for row in rows]
+    assert len(set(names)) == len(names)
+    return {row["name"]: timeless(row) for row in sorted(rows, key=lambda row: row["name"])}
 
 
 def stamps(folder: Path) -> dict[str, tuple[int, int]]:
-    done = [*(folder / "models").glob("*.safetensors"), *(folder / "rows").glob("*.json")]
+    done = (folder / "models").glob("*.safetensors")
     return {path.name: (path.stat().st_ino, path.stat().st_mtime_ns) for path in done}
 
 
-def test_a_task_that_is_called_back_cleans_up_and_ends_its_process(
-    own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    study = own_study(own, 1)
-    name, recipe = next(iter(study.runs().items()))
-    job = Job(name, None, None, threads=1, version=metadata.version("flatgauge"))
-    task = complete_far_away(study, packed(clean_samples(recipe, None)), job)
-    assert next(task).part == "models"
-    assert list(tmp_path.glob("flatgauge-run-*"))
-    # Ray interrupts anywhere: in the midst of an import it leaves half of a module behind.
-    with pytest.raises(SystemExit) as ended:
-        task.throw(KeyboardInterrupt())
-    assert ended.value.code == 0
-    assert not list(tmp_path.glob("flatgauge-run-*"))
-
-
+@needs_ray
 @pytest.mark.slow
-def test_what_goes_wrong_is_told(cluster: SimpleNamespace, own: Path, tmp_path: Path) -> None:
-    file = own / "nets.py"
-    broken = own_study(own, 1, recipe=TINY.but(network=f"{file}:unfitting"))
-    with pytest.raises(RuntimeError, match=r"^run `batch-\d+_random_.*` failed") as caught:
+def test_what_goes_wrong_is_reported(cluster: SimpleNamespace, tmp_path: Path) -> None:
+    file = cluster.own / "nets.py"
+    broken = own_study(cluster.own, 1, recipe=TINY.but(network=f"{file}:unfitting"))
+    with pytest.raises(RuntimeError, match=r"^network `batch-\d+_random_.*` failed") as caught:
         broken.run(tmp_path / "broken", engine="ray")
-    assert "in another process:\nTraceback" in str(caught.value.__cause__)
+    assert "on a node of the cluster:" in str(caught.value.__cause__.__cause__)
     with pytest.raises(RuntimeError, match=r"hold a task of 1 CPU, 1 GPU, for 0\.5 s now; its n"):
         broken.run(tmp_path / "large", engine=RayEngine(gpus=1, wait=0.5))
-    # A worker that dies is tried again, and told at last; all others are finished.
-    dying = own_study(own, 1, factors={"network": [f"{file}:dying", f"{file}:net"]})
+    # A worker that dies is replaced, and reported at last; all others are finished.
+    dying = own_study(cluster.own, 1, factors={"network": [f"{file}:dying", f"{file}:net"]})
     lost, kept = dying.runs()
-    with pytest.raises(RuntimeError, match=f"run `{lost}` was lost with its worker .* 2 times"):
+    with pytest.raises(RuntimeError, match=f"network `{lost}` was lost with its worker .*Crashed"):
         dying.run(tmp_path / "dying", engine=RayEngine(retries=1))
     assert (cluster.folder / "deaths").read_text() == 2 * "x"
     assert list(rows_of(tmp_path / "dying")) == [kept]
 
 
+@needs_ray
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_a_node_is_killed_and_nothing_is_lost_or_double(
-    cluster: SimpleNamespace, own: Path, tmp_path: Path
+    cluster: SimpleNamespace, tmp_path: Path
 ) -> None:
-    alone, shared, away = tmp_path / "alone", cluster.folder / "out" / "shared", tmp_path / "away"
+    own, alone, shared = cluster.own, tmp_path / "alone", cluster.folder / "out" / "shared"
     own_study(own, 3).run(alone)
     # Begun by processes of this machine, with a network that is trained and not measured.
     own_study(own, 1).run(shared)
-    next((shared / "rows").glob("*.json")).unlink()
-    kept = [stamps(shared)]
+    rows = shared / "rows.jsonl"
+    rows.write_bytes(b"".join(rows.read_bytes().splitlines(keepends=True)[:-1]))
+    kept = [(stamps(shared), rows.read_bytes())]
 
-    def told(name: str, done: int, total: int) -> None:
-        if own.exists():
-            own.rename(away)  # Nodes do not have the user's files.
+    def progress(name: str, done: int, total: int) -> None:
         if (cluster.folder / "out" / "stalled").exists() and len(kept) == 1:
-            kept.append(stamps(shared))
+            kept.append((stamps(shared), rows.read_bytes()))
             cluster.nodes.remove_node(cluster.doomed, allow_graceful=False)
 
-    found = own_study(own, 2).run(shared, engine="ray", resume=True, progress=told)
+    found = own_study(own, 2).run(shared, engine="ray", resume=True, progress=progress)
     assert len(kept) == 2, "no node was killed"
-    assert all(before.items() <= stamps(shared).items() for before in kept)
     assert len(found.rows) == 8
     assert {row["measured"]["facts"]["threads"] for row in found.rows.values()} == {1}
     # And finished by processes of this machine.
-    away.rename(own)
-    kept.append(stamps(shared))
+    kept.append((stamps(shared), rows.read_bytes()))
     own_study(own, 3).run(shared, resume=True)
-    assert kept[-1].items() <= stamps(shared).items()
+    for networks, before in kept:
+        assert networks.items() <= stamps(shared).items()
+        assert rows.read_bytes().startswith(before)
     assert rows_of(shared) == rows_of(alone)
 
 
+@needs_ray
 @pytest.mark.slow
 def test_ctrl_c_ends_the_tasks_and_keeps_what_is_finished(
     cluster: SimpleNamespace, tmp_path: Path
@@ -230,3 +216,78 @@ def test_ctrl_c_ends_the_tasks_and_keeps_what_is_finished(
         "f1: 12 networks, 1 CPU each on Ray, in here/f1",
         "interrupted: of 12 networks 0 are trained and 0 measured, in here/f1; --resume goes on",
     ]
+
+
+# -- what is asked before a pool runs on Ray: no cluster is needed -------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cpus": 0}, "`cpus=0` must be a finite number above 0"),
+        ({"cpus": 1.5}, r"`cpus=1.5` must be a whole number, or below 1"),
+        ({"gpus": -1}, "`gpus=-1` must be a finite number of at least 0"),
+        ({"wait": float("inf")}, "`wait=inf` must be a finite number above 0"),
+        ({"retries": 1.0}, r"`retries=1.0` must be a whole number of at least 0"),
+        ({"memory": "much"}, "`memory='much'` is not an amount of memory"),
+    ],
+)
+def test_what_a_task_needs_is_checked(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RayEngine(**options)
+
+
+def test_engines_that_there_are(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="`engine='dask'` is unknown; use 'local' or 'ray', or a"):
+        tiny_study().run(tmp_path, engine="dask")
+    with pytest.raises(ValueError, match="`workers=2` are processes of this machine; on Ray as"):
+        tiny_study().run(tmp_path, engine="ray", workers=2)
+
+
+def test_ray_is_an_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ModuleNotFoundError, match=r'run `pip install "flatgauge\[ray\]"` here'):
+        tiny_study().run(tmp_path, engine="ray")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--engine", "dask"], "`--engine dask` is unknown; use local or ray."),
+        (["--address", "auto"], "`--address` is for Ray; add `--engine ray`, or leave it out."),
+        (["--task-cpus", "2"], "`--task-cpus` is for Ray; add `--engine ray`, or leave it out."),
+        (["--engine", "ray", "--workers", "2"], "`--workers 2` are processes of this machine;"),
+        (["--engine", "ray", "--task-cpus", "0"], "`cpus=0.0` must be a finite number above 0."),
+        (["--engine", "ray", "--address", "here"], "`address='here'` is no address of a Ray"),
+    ],
+)
+def test_words_that_do_not_go_together(
+    words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys, tmp_path: Path
+) -> None:
+    if "--address" in words and "--engine" in words:
+        pytest.importorskip("ray", reason='needs Ray: pip install "flatgauge[ray]"')
+    monkeypatch.chdir(tmp_path)
+    code, out, err = call(monkeypatch, capsys, "study", "rescaling", *words)
+    assert (code, out) == (2, "")
+    assert err.startswith(f"error: {message}")
+    assert not list(tmp_path.iterdir())
+
+
+@needs_ray
+def test_nobody_answers_at_an_address() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    engine = RayEngine(address=address, wait=0.3)
+    with pytest.raises(ConnectionError, match=f"no Ray cluster answers at `{address}` within 0.3"):
+        engine.connected().__enter__()
+
+
+def test_the_folder_of_a_users_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "kit").mkdir()
+    (tmp_path / "kit" / "nets.py").touch()
+    monkeypatch.chdir(tmp_path)
+    assert code_folder(["kit/nets.py:a", str(tmp_path / "kit" / "other.py:b")]) == tmp_path / "kit"
+    assert code_folder(["kit.nets:a"]) == tmp_path
+    assert code_folder(["math:sqrt"]) is None
+    with pytest.raises(ValueError, match=r"is in 2 folders .* put it into one folder"):
+        code_folder(["kit/nets.py:a", "nets.py:b"])
