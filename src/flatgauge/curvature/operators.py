@@ -113,18 +113,15 @@ class ParameterBlock(Operator):
         shapes = {name: value.shape for name, value in surface.params.items()}
         size = sum(shapes[name].numel() for name in names)
         super().__init__(size, surface.dtype, surface.device)
-        self._surface, self._names, self._shapes = surface, names, shapes
+        self._surface, self._names = surface, names
+        self._sizes = {name: shape.numel() for name, shape in shapes.items()}
 
     def __matmul__(self, vectors: Tensor) -> Tensor:
-        columns = vectors.reshape(self.shape[0], -1)
-        sizes = [self._shapes[name].numel() for name in self._names]
-        parts = dict(zip(self._names, columns.split(sizes), strict=True))
-        whole = torch.cat(
-            [
-                parts.get(name, columns.new_zeros(shape.numel(), columns.shape[1]))
-                for name, shape in self._shapes.items()
-            ]
-        )
-        product = self._surface.split(self._surface.hvp(whole))
-        found = [product[name].reshape(-1, columns.shape[1]) for name in self._names]
-        return torch.cat(found).reshape(vectors.shape)
+        columns, sizes = vectors.reshape(self.shape[0], -1), list(self._sizes.values())
+        whole = columns.new_zeros(sum(sizes), columns.shape[1])
+        parts = dict(zip(self._sizes, whole.split(sizes), strict=True))  # Views of it.
+        given = columns.split([self._sizes[name] for name in self._names])
+        for name, part in zip(self._names, given, strict=True):
+            parts[name].copy_(part)
+        product = dict(zip(self._sizes, self._surface.hvp(whole).split(sizes), strict=True))
+        return torch.cat([product[name] for name in self._names]).reshape(vectors.shape)

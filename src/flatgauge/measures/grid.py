@@ -27,14 +27,6 @@ _FACTS: dict[str, dict[str, Any]] = {
     "top eigenvalue": {
         "requires": Needs(products=True),
         "cost": "about 6 to 25 Hessian products at the default tolerance",
-        "docs": """
-        Cost:
-            Lanczos: about 6 to 25 Hessian products at the default tolerance.
-        Returns:
-            The estimate with its error bound. What is known of the smallest eigenvalue is in
-            `details`: ``"smallest"`` with ``"smallest bound"``, or the numbers between which it
-            lies.
-        """,
     },
     "trace": {
         "cost": "one sweep (about classes + 2 gradients) where it is exact, else 48 Hessian "
@@ -45,8 +37,6 @@ _FACTS: dict[str, dict[str, Any]] = {
             linear, exactly. The others, or all of them by another method, take one Hessian product
             per probe: the default budget leaves an error of some 3 to 20 %, which the standard
             error shows; a tolerance takes as many as it needs. [meyer2021hutchpp]
-        Returns:
-            The estimate with its standard error.
         """,
     },
     "worst case in a ball": {
@@ -58,9 +48,8 @@ _FACTS: dict[str, dict[str, Any]] = {
             ``starts * steps`` gradients, and the top eigenvalue (6 to 25 Hessian products, shared
             with ``<top>``) for a start and the prediction of second order.
         Returns:
-            A lower bound of the maximum, which is searched by projected gradient ascent from
-            several starts. Each start's rise is in `details`, and what the loss's first two orders
-            predict.
+            A lower bound of the maximum: the largest rise seen; infinite if the ball reaches a
+            pole. In `details`: every start's rise, and what the loss's first two orders predict.
         """,
     },
     "expectation": {
@@ -69,8 +58,6 @@ _FACTS: dict[str, dict[str, Any]] = {
         "docs": """
         Cost:
             ``2 * pairs`` forward passes; pairs u, -u cancel the gradient.
-        Returns:
-            The estimate with its standard error; the signed change is in `details`.
         """,
     },
 }
@@ -117,7 +104,7 @@ def grid_row(
             part = getattr(GEOMETRIES[geometry], "part", "diagonal")
             facts["requires"] = Needs(frozenset({part}))
         of_functional = inspect.getdoc(FUNCTIONALS[item.functional]) or ""
-        shared = facts.pop("docs").replace("<top>", top)
+        shared = facts.pop("docs", "").replace("<top>", top)
         family = Family(
             paper=item.paper,
             reference=item.reference or reference,

@@ -80,18 +80,13 @@ class Workspace:
 
 @dataclass
 class ChunkContext:
-    """What all accumulators of a chunk share.
-
-    Attributes:
-        input_std: By layer, the standard deviation of every input unit over the data (in,).
-        cancelled: Where weights have both signs, the size of the terms that cancelled in the
-            weights themselves, for every sample; else None.
-    """
+    """What all accumulators of a chunk share."""
 
     samples: int
     parts: frozenset[str]
-    input_std: Mapping[str, Tensor] = field(default_factory=dict)
+    input_std: Mapping[str, Tensor] = field(default_factory=dict)  # By layer, of its inputs (in,).
     workspace: Workspace = field(default_factory=Workspace)
+    # Where weights have both signs, the size of the terms that cancelled in them, by sample.
     cancelled: Tensor | None = None
 
     def magnitudes(self, weights: Tensor | None, rows: slice = slice(None)) -> Tensor | None:
@@ -103,28 +98,19 @@ class ChunkContext:
 
 
 class SweepChunk:
-    """One chunk of samples, run forward once and differentiated for every factor vector.
-
-    Attributes:
-        recorders: By layer, what records factors for products with its block.
-        head: What passes vectors back through the last layers, if they need no graph.
-        counts: What every sample adds to the denominator of the loss (n,).
-        left_out: Samples that would count, but whose outputs have no loss.
-        factors: The factors of the loss's Hessian that are passed back as they are.
-        random_factors: Random combinations of the others.
-    """
+    """One chunk of samples, run forward once and differentiated for every factor vector."""
 
     logits: Tensor
-    counts: Tensor
-    left_out: int
-    factors: Iterator[Factor]
-    random_factors: Iterator[Factor]
+    counts: Tensor  # What every sample adds to the denominator of the loss (n,).
+    left_out: int  # Samples that would count, but whose outputs have no loss.
+    factors: Iterator[Factor]  # Those of the loss's Hessian that are passed back as they are.
+    random_factors: Iterator[Factor]  # Random combinations of the others.
 
     def __init__(self, context: ChunkContext) -> None:
         self.context = context
         self.accumulators: dict[str, Accumulator] = {}
-        self.recorders: dict[str, FactorRecorder] = {}
-        self.head: MLPHead | None = None
+        self.recorders: dict[str, FactorRecorder] = {}  # By layer, for products with its block.
+        self.head: MLPHead | None = None  # Passes vectors back where no graph is needed.
         self._leaves: list[Tensor] = []  # Where differentiation stops.
         self._weights: list[Tensor | None] = [None]  # Of the factor vector on its way.
 
@@ -177,15 +163,10 @@ def reciprocal_or_zero(values: Tensor) -> Tensor:
 
 @dataclass
 class SampleParts:
-    """What every sample adds to each requested part of one parameter's block.
+    """What every sample adds to each requested part of one parameter's block."""
 
-    Attributes:
-        values: By part, one number per sample (n,), or one per unit (n, units).
-        units: By part, which units these are where some are left out, whose values are zero.
-    """
-
-    values: dict[str, Tensor] = field(default_factory=dict)
-    units: dict[str, Units] = field(default_factory=dict)
+    values: dict[str, Tensor] = field(default_factory=dict)  # (n,) or (n, units)
+    units: dict[str, Units] = field(default_factory=dict)  # Which these are; all others are zero.
 
 
 class Accumulator(ABC):
@@ -209,13 +190,9 @@ class Accumulator(ABC):
 
 
 class LayerAccumulator(Accumulator):
-    """Adds up a layer's curvature from its inputs and the factor vectors s at its output.
+    """Adds up a layer's curvature from its inputs and the factor vectors s at its output."""
 
-    Attributes:
-        needs_input_vectors: Whether `add_at_input` must be called with every factor vector.
-    """
-
-    needs_input_vectors = False
+    needs_input_vectors = False  # Whether `add_at_input` is called with every factor vector, too.
 
     @abstractmethod
     def begin(self, inputs: Tensor, outputs: Tensor) -> None:

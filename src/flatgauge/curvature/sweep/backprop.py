@@ -301,7 +301,7 @@ class Sweep:
 
     def _checked_plan(self, plan: SweepPlan, few: Batch) -> SweepPlan:
         """The plan without what does not hold on a few samples."""
-        check = PlanCheck(self._model, self.inputs_of, with_labels=self.loss.own)
+        check = PlanCheck(self._model, self.inputs_of)
         check.compare_outputs(plan, few)
         try:
             self.loss_hessian(plan, check.logits(plan, few), few)
@@ -381,10 +381,8 @@ def _split(
 class PlanCheck:
     """Compares a plan with the model on a few samples: the graph must compute the same."""
 
-    def __init__(
-        self, model: FunctionalModel, inputs: Callable[[Batch], list[Any]], *, with_labels: bool
-    ) -> None:
-        self._model, self._inputs, self._with_labels = model, inputs, with_labels
+    def __init__(self, model: FunctionalModel, inputs: Callable[[Batch], list[Any]]) -> None:
+        self._model, self._inputs = model, inputs
 
     def logits(self, plan: SweepPlan, few: Batch) -> Tensor:
         """What the graph gives where the plan ends."""
@@ -443,7 +441,7 @@ class PlanCheck:
     def _outputs(self, plan: SweepPlan, few: Batch) -> tuple[Tensor, Tensor]:
         """What the model returns, and what the graph does, both to be differentiated."""
         model = self._model
-        output = model(model.leaves, model.place(few), with_labels=self._with_labels)
+        output = model(model.leaves, model.place(few), with_labels=False)
         values = model.state | dict(zip(model.names, model.leaves, strict=True))
         inputs = self._inputs(model.place(few))
         return prediction(output), plan.output_of(plan.graph.run(values, inputs, {}, plan.logits))

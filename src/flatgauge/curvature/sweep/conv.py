@@ -73,11 +73,8 @@ Allocate = Callable[[Sequence[int]], Tensor] | None
 class ConvAccumulator(LayerAccumulator):
     """Adds up the curvature of one layer with many positions over one chunk.
 
-    `activations` is how many numbers enter and leave the layer for one sample.
-
-    Attributes:
-        may_need_gradients: Whether gradients are computed, unless positions are few.
-        needs_input_vectors: Whether `add_at_input` must be called with every factor vector.
+    `activations` is how many numbers enter and leave the layer for one sample;
+    `may_need_gradients`, whether gradients are computed, unless positions are few.
     """
 
     def __init__(
@@ -294,16 +291,9 @@ def vectors_per_product(layer: Layer) -> int:
 
 
 class SampleGradients:
-    """G = Σ_p s_p a_pᵀ by sample and factor vector.
+    """G = Σ_p s_p a_pᵀ by sample and factor vector; `purpose` names the memory that is reused."""
 
-    `purpose` names the memory that is used again in the next chunk.
-
-    Attributes:
-        weight: The layer's weight (g, o, i, k).
-        patches: What every position sees (n, g, i * k, p); of transposed convolutions, the inputs.
-    """
-
-    patches: Tensor
+    patches: Tensor  # What every position sees (n, g, i * k, p); if transposed, the inputs.
 
     def __init__(
         self, context: ChunkContext, layer: Layer, weight: Tensor, purpose: str = ""
@@ -474,19 +464,12 @@ class SampleGradients:
 
 @dataclass(frozen=True)
 class LayerFactors:
-    """What the products with a layer's block are made of, for one chunk.
+    """What the products with a layer's block are made of, for one chunk."""
 
-    Attributes:
-        inputs: The layer's inputs (n, f, ...); None if gradients were recorded.
-        vectors: Factor vectors at its output (n, c, f, ...), or gradients (n, c, weights).
-        weights: The weights of the vectors (n, c).
-        units: Which units of a linear layer these are, where some are left out.
-    """
-
-    inputs: Tensor | None
-    vectors: Tensor
-    weights: Tensor
-    units: SubmatrixIndex = field(default_factory=SubmatrixIndex)
+    inputs: Tensor | None  # The layer's inputs (n, f, ...); None if gradients were recorded.
+    vectors: Tensor  # Factor vectors at its output (n, c, f, ...), or gradients (n, c, weights).
+    weights: Tensor  # The weights of the vectors (n, c).
+    units: SubmatrixIndex = field(default_factory=SubmatrixIndex)  # Of a linear layer, if not all.
 
 
 class FactorRecorder:

@@ -88,13 +88,10 @@ class LinearAccumulator(LayerAccumulator):
         self._sums["t2"] = add_weighted_squares(self._sums.get("t2"), vectors, weights)
 
     def add_sums(self, sums: dict[str, Tensor]) -> None:
-        """Take sums over factor vectors from elsewhere.
-
-        Args:
-            sums: ``"s2"``: S (n, o); ``"t2"``: T (n, i), needed only where a is not zero;
-                ``"lengths"``: Σ λ ‖t‖² (n,) and ``"scaled"``: Σ λ ‖σt‖² (n,), where these are
-                needed of all units; ``"magnitude"``: Σ |λ| s² (n, o), where λ has both signs.
-        """
+        """Take sums over factor vectors from elsewhere."""
+        # "s2": S (n, o); "t2": T (n, i), needed only where a is not zero; "lengths": Σ λ ‖t‖² (n,)
+        # and "scaled": Σ λ ‖σt‖² (n,), where these are needed of all units; "magnitude":
+        # Σ |λ| s² (n, o), where λ has both signs.
         magnitude = sums.pop("magnitude", None)
         if magnitude is not None:
             known = self._magnitude
@@ -161,17 +158,11 @@ class LinearAccumulator(LayerAccumulator):
 
 @dataclass(frozen=True)
 class VectorGroup:
-    """Factor vectors that go back together.
+    """Factor vectors that go back together."""
 
-    Attributes:
-        values: At the logits (c, n, outputs).
-        weights: λ (c, n); None if all are one.
-        magnitudes: |λ| if nothing had cancelled (c, n); None if nothing does.
-    """
-
-    values: Tensor
-    weights: Tensor | None
-    magnitudes: Tensor | None
+    values: Tensor  # At the logits (c, n, outputs).
+    weights: Tensor | None  # λ (c, n); None if all are one.
+    magnitudes: Tensor | None  # |λ| if nothing had cancelled (c, n); None if nothing does.
 
     def split(self, rows: Tensor) -> Tensor:
         """Rows (c * samples, k) as (c, samples, k)."""
@@ -194,13 +185,9 @@ class VectorGroup:
 
 
 class HeadLayer:
-    """One layer of the perceptron at the end; `before` is the layer before it, behind a ReLU.
+    """One layer of the perceptron at the end; `before` is the layer before it, behind a ReLU."""
 
-    Attributes:
-        inputs: What goes in (n, i), of units that are not zero on the whole chunk.
-    """
-
-    inputs: Tensor
+    inputs: Tensor  # What goes in (n, i), of units that are not zero on the whole chunk.
     _outputs: Tensor
     _mask: Tensor
     _backward_weight: Tensor

@@ -59,38 +59,23 @@ _MIXED = "samples are not separate in what it is multiplied by"
 
 @dataclass(frozen=True)
 class Site:
-    """Where a parameter is read.
+    """Where a parameter is read."""
 
-    Attributes:
-        role: ``"layer"``, ``"bias"`` (of a layer), ``"norm"`` (scale or shift of a batch-norm), or
-            ``"point"`` for anything else.
-        node: The op that reads it.
-    """
-
-    role: str
-    node: fx.Node
+    role: str  # "layer", its "bias", "norm" (scale or shift), or "point" for anything else.
+    node: fx.Node  # The op that reads it.
 
 
 @dataclass(frozen=True)
 class SweepPlan:
-    """How one graph is swept.
-
-    Attributes:
-        logits: The node whose output the loss is taken of.
-        heads: The last operations, from there to the model's output.
-        layers: The layers among the trainable parameters.
-        exact: The trainable parameters whose block curvature the sweep gives exactly.
-        reasons: For every other one, why not.
-        sites: Where the exact ones are read; those that the output does not depend on, nowhere.
-    """
+    """How one graph is swept."""
 
     graph: ModelGraph
-    logits: fx.Node
-    heads: tuple[fx.Node, ...]
-    layers: dict[str, Layer]
-    exact: tuple[str, ...]
-    reasons: dict[str, str]
-    sites: dict[str, Site]
+    logits: fx.Node  # The node whose output the loss is taken of.
+    heads: tuple[fx.Node, ...]  # The last operations, from there to the model's output.
+    layers: dict[str, Layer]  # Those among the trainable parameters.
+    exact: tuple[str, ...]  # The trainable parameters whose blocks the sweep gives exactly.
+    reasons: dict[str, str]  # For every other one, why not.
+    sites: dict[str, Site]  # Where exact ones are read; what the output ignores has none.
 
     def without(self, mixed: Mapping[str, str]) -> SweepPlan:
         """The plan with fewer exact parameters, each with the reason."""
@@ -438,15 +423,10 @@ class _Placement:
 
 
 class Chain(list[Callable[[Tensor], Tensor]]):
-    """The ops between a parameter and the op that combines it with samples.
+    """The ops between a parameter and the op that combines it with samples."""
 
-    Attributes:
-        end: The last of these ops, or the parameter itself.
-        reader: The op that combines it with samples.
-    """
-
-    end: fx.Node
-    reader: fx.Node
+    end: fx.Node  # The last of these ops, or the parameter itself.
+    reader: fx.Node  # The op that combines it with samples.
 
 
 def chain_from(parameter: fx.Node) -> Chain:
