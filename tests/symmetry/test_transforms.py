@@ -16,12 +16,12 @@ from flatgauge.symmetry.transforms import (
     Branches,
     BranchShift,
     PermutationBlock,
+    Reordering,
     Transforms,
     find_blocks,
     find_branches,
     find_shift,
     find_transforms,
-    reorder,
 )
 
 GROUPS = {
@@ -107,7 +107,7 @@ def test_an_order_is_what_it_says():
     (block,) = blocks_of(model, torch.randn(2, 3))
     order = torch.tensor([2, 0, 3, 1])
     twin = copy.deepcopy(model)
-    reorder(twin, block.order(order.numpy()))
+    Reordering((block.order(order.numpy()),)).apply(twin)
     assert torch.equal(twin[0].weight, model[0].weight[order])
     assert torch.equal(twin[0].bias, model[0].bias[order])
     assert torch.equal(twin[2].weight, model[2].weight[:, order])
@@ -117,7 +117,7 @@ def test_positions_of_a_flattened_channel_stay_together():
     model = nn.Sequential(nn.Conv1d(1, 3, 2), nn.ReLU(), nn.Flatten(), nn.Linear(6, 2))
     (block,) = blocks_of(model, torch.randn(2, 1, 3))
     twin = copy.deepcopy(model)
-    reorder(twin, block.order(torch.tensor([1, 2, 0]).numpy()))
+    Reordering((block.order(torch.tensor([1, 2, 0]).numpy()),)).apply(twin)
     assert torch.equal(twin[3].weight, model[3].weight[:, [2, 3, 4, 5, 0, 1]])
 
 

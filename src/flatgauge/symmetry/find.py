@@ -504,15 +504,13 @@ def zeros_of(model: nn.Module, constants: Iterable[str]) -> tuple[int, ...]:
 
 def _difference(one: Structure, other: Structure) -> str:
     """The first difference between two models, "" if there is none."""
-    for path in [*one, *(path for path in other if path not in one)]:
+    for path in one | other:
         place = f"`{path}`" if path else "the model"
         if path not in one or path not in other:
             return f"{place} is in one of them only"
-        if one[path] == other[path]:
-            continue
-        kinds = one[path][0], other[path][0]
-        if kinds[0] is not kinds[1]:
-            return f"{place} was a {kinds[0].__qualname__} and is a {kinds[1].__qualname__}"
-        what = "tensors" if one[path][1] != other[path][1] else "settings"
-        return f"{place} has other {what}"
+        (before, tensors, *_), (now, others, *_) = one[path], other[path]
+        if before is not now:
+            return f"{place} was a {before.__qualname__} and is a {now.__qualname__}"
+        if one[path] != other[path]:
+            return f"{place} has other {'settings' if tensors == others else 'tensors'}"
     return ""

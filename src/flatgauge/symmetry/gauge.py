@@ -8,7 +8,7 @@ double precision and rounded once; a number that leaves the range of its precisi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -280,14 +280,24 @@ class GaugeGroup:
         Returns:
             One pattern per site and set of tensors, in the order of the coordinates.
         """
+        if not self.dim:
+            return []
+        powers = {name: self._extreme_powers(name) for name in self.names}
+        numbers = {site: number for number, site in enumerate(dict.fromkeys(self.sites))}
+        sites = np.array([[numbers[site] for site in self.sites]], np.float64)
+        keys = np.concatenate([sites, *powers.values()]).T
+        _, starts, counts = np.unique(keys, axis=0, return_index=True, return_counts=True)
         patterns = []
-        for members, powers in self._groups():
-            first = members[0]
+        for group in np.argsort(starts):
+            first = starts[group]
             column = self.basis[:, [first]].toarray()[:, 0]
             moved = tuple(
-                ScaledTensor(name, self._axis(name, column), power) for name, power in powers
+                ScaledTensor(name, self._axis(name, column), float(power))
+                for name, extremes in powers.items()
+                for power in extremes[:, first]
+                if power
             )
-            patterns.append(ScalePattern(self.sites[first], len(members), moved))
+            patterns.append(ScalePattern(self.sites[first], int(counts[group]), moved))
         return patterns
 
     def describe(self) -> str:
@@ -299,14 +309,15 @@ class GaugeGroup:
         """
         lines = [f"{self.dim} independent scales, moving {len(self.names)} tensors"]
         if not self.dim:
-            alone = "no scale is free: this model can be written in one way only"
-            lines = [f"{alone}, as far as scales go"]
+            lines = [
+                "no scale is free: this model can be written in one way only, as far as scales go"
+            ]
         counts: dict[str, int] = {}
         signs: dict[str, set[tuple[str, bool]]] = {}
-        for members, powers in self._groups():
-            site = self.sites[members[0]]
-            counts[site] = counts.get(site, 0) + len(members)
-            signs.setdefault(site, set()).update((name, power > 0) for name, power in powers)
+        for pattern in self.patterns():
+            site = pattern.site
+            counts[site] = counts.get(site, 0) + pattern.scales
+            signs.setdefault(site, set()).update((t.name, t.power > 0) for t in pattern.moved)
         rows = [("scales of the output of", "number", "times", "divided")]
         for site, count in counts.items():
             up, down = (
@@ -327,27 +338,6 @@ class GaugeGroup:
 
     def __repr__(self) -> str:
         return f"GaugeGroup(dim={self.dim}, tensors={len(self.names)}, pinned={len(self.pinned)})"
-
-    def _groups(self) -> list[tuple[NDArray[np.int64], list[tuple[str, float]]]]:
-        """Coordinates of one site that move the same tensors by the same extreme powers."""
-        if not self.dim:
-            return []
-        powers = {name: self._extreme_powers(name) for name in self.names}
-        numbers = {site: number for number, site in enumerate(dict.fromkeys(self.sites))}
-        sites = np.array([[numbers[site] for site in self.sites]], np.float64)
-        keys = np.concatenate([sites, *powers.values()]).T
-        _, first, inverse = np.unique(keys, axis=0, return_index=True, return_inverse=True)
-        groups = []
-        for group in np.argsort(first):
-            members = np.flatnonzero(inverse.reshape(-1) == group)
-            found = [
-                (name, float(power))
-                for name, extremes in powers.items()
-                for power in extremes[:, members[0]]
-                if power
-            ]
-            groups.append((members, found))
-        return groups
 
     def _extreme_powers(self, name: str) -> NDArray[np.float64]:
         """The largest positive and negative exponent of every coordinate in a tensor (2, dim)."""
@@ -412,9 +402,6 @@ class Generators(Sequence[dict[str, Tensor]]):
 
     def __len__(self) -> int:
         return self._gauge.dim
-
-    def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        return (self[k] for k in range(len(self)))
 
     def __getitem__(self, index: Any) -> Any:
         """The exponents of one coordinate: by name, of every tensor that it moves."""

@@ -62,10 +62,15 @@ class Reordering:
 
     orders: tuple[Order, ...]
 
+    @torch.no_grad()
     def apply(self, model: nn.Module) -> None:
         """Rewrite a model in place."""
+        state = dict(model.named_parameters()) | dict(model.named_buffers())
         for order in self.orders:
-            reorder(model, order)
+            for name, changes in order.items():
+                for axis, places in changes:
+                    tensor = state[name]
+                    tensor.copy_(tensor.index_select(axis, places.to(tensor.device)))
 
 
 @dataclass(frozen=True)
@@ -137,13 +142,18 @@ class UnitRescalings(TransformGroup):
 
     def draw(self, generator: Generator, *, powers_of_two: bool = False) -> Transform:
         """Draw a rescaling."""
-        return self._sample(generator, powers_of_two, None)
-
-    def _sample(self, generator: Generator, exact: bool, among: list[int] | None) -> Rescaling:
+        among = self._coordinates(generator)
         move = self.gauge.sample(
-            generator=generator, log2_range=self.log2_range, powers_of_two=exact, among=among
+            generator=generator,
+            log2_range=self.log2_range,
+            powers_of_two=powers_of_two,
+            among=among,
         )
         return Rescaling(self.gauge.factors(move))
+
+    def _coordinates(self, generator: Generator) -> list[int] | None:
+        """The scales that move; None for all."""
+        return None
 
 
 class LayerRescalings(UnitRescalings):
@@ -157,12 +167,10 @@ class RowRescalings(UnitRescalings):
 
     name = "rows"
 
-    def draw(self, generator: Generator, *, powers_of_two: bool = False) -> Transform:
-        """Draw a rescaling of one layer's units."""
+    def _coordinates(self, generator: Generator) -> list[int]:
         sites = list(dict.fromkeys(self.gauge.sites))
         site = sites[int(torch.randint(len(sites), (), generator=generator))]
-        among = [k for k, name in enumerate(self.gauge.sites) if name == site]
-        return self._sample(generator, powers_of_two, among)
+        return [k for k, name in enumerate(self.gauge.sites) if name == site]
 
 
 @dataclass(frozen=True)
@@ -236,13 +244,8 @@ class BranchShifts(TransformGroup):
 TRANSFORM_GROUPS: dict[str, type[TransformGroup]] = {
     group.name: group
     for group in (
-        LayerRescalings,
-        UnitRescalings,
-        RowRescalings,
-        Permutations,
-        OutputScales,
-        OutputShifts,
-        BranchShifts,
+        *(LayerRescalings, UnitRescalings, RowRescalings, Permutations),
+        *(OutputScales, OutputShifts, BranchShifts),
     )
 }
 
@@ -266,20 +269,16 @@ def find_transforms(
     groups: list[TransformGroup] = []
     if gauge.dim:
         groups += [UnitRescalings(gauge, log2_range), RowRescalings(gauge, log2_range)]
-    layerwise = gauge.layerwise()
-    if layerwise.dim:
+    if (layerwise := gauge.layerwise()).dim:
         groups.append(LayerRescalings(layerwise, log2_range))
-    blocks = find_blocks(gauge.inference, model, call)
-    if blocks:
+    if blocks := find_blocks(gauge.inference, model, call):
         groups.append(Permutations(blocks))
     wider, exponents = gauge.scaling_outputs()
     if bool((exponents != 0).any()):
         groups.append(OutputScales(wider, exponents))
-    bias = find_shift(model, call)
-    if bias is not None:
+    if (bias := find_shift(model, call)) is not None:
         groups.append(OutputShifts(bias))
-    branches = find_branches(model, call, gauge)
-    if branches:
+    if branches := find_branches(model, call, gauge):
         groups.append(BranchShifts(tuple(branches)))
     return Transforms(gauge, groups)
 
@@ -410,19 +409,8 @@ def _holds(
 ) -> bool:
     """Whether a model stays the same with some blocks in another order."""
     twin = copy_model(model)
-    for block in blocks:
-        reorder(twin, block.draw(generator))
+    Reordering(tuple(block.draw(generator) for block in blocks)).apply(twin)
     return same_function(model, twin, call)[0]
-
-
-@torch.no_grad()
-def reorder(model: nn.Module, order: Order) -> None:
-    """Put units of a model in another order, in place."""
-    state = dict(model.named_parameters()) | dict(model.named_buffers())
-    for name, changes in order.items():
-        for axis, places in changes:
-            tensor = state[name]
-            tensor.copy_(tensor.index_select(axis, places.to(tensor.device)))
 
 
 def _candidates(inference: Inference) -> list[PermutationBlock]:

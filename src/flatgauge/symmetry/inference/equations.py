@@ -49,14 +49,10 @@ class Scale:
     """How much a tensor's entries grow: ``log scale = Σ coefficient · unknown[entry]``.
 
     A tensor of scale one everywhere (a pinned one) has no terms.
-
-    Attributes:
-        shape: Of the tensor.
-        terms: Coefficients with arrays of unknowns, each broadcastable to the shape.
     """
 
     shape: tuple[int, ...]
-    terms: tuple[Term, ...] = ()
+    terms: tuple[Term, ...] = ()  #: Each broadcastable to the shape.
 
     @property
     def single(self) -> Ids | None:
@@ -138,11 +134,10 @@ def disjoint_groups(terms: Iterable[Term]) -> list[list[Term]]:
     sets: list[tuple[set[int], list[Term]]] = []
     constants: list[Term] = []
     for term in terms:
-        axes = set(_varying_axes(term[1]))
+        axes, members = set(_varying_axes(term[1])), [term]
         if not axes:
             constants.append(term)
             continue
-        members = [term]
         for other in [s for s in sets if s[0] & axes]:
             axes |= other[0]
             members = other[1] + members
@@ -164,31 +159,20 @@ class TooManyScalesError(Exception):
 
 @dataclass
 class ScaleEquations:
-    """Unknowns, numbered from one, and what is known of them; unknown zero is zero.
+    """Unknowns, numbered from one, and what is known of them; unknown zero is zero."""
 
-    Attributes:
-        count: How many unknowns there are, with the zero.
-        size: How many unknowns the equations hold.
-        sites: Where unknowns came from, in order.
-        parameters: Whether a site's unknowns belong to a parameter rather than an activation.
-        starts: The first unknown of every site.
-        equalities: Pairs of arrays of unknowns that are equal.
-        zeros: Arrays of unknowns that are zero.
-        sums: Arrays (equations, terms) of unknowns with coefficients, whose sums are zero.
-        links: Pairs of arrays of unknowns that belong to the same units.
-        read: Arrays of unknowns that an op reads without any demand on them.
-    """
-
-    count: int = 1
-    size: int = 0
-    sites: list[str] = field(default_factory=lambda: [""])
+    count: int = 1  #: How many unknowns there are, with the zero.
+    size: int = 0  #: How many unknowns the equations hold.
+    sites: list[str] = field(default_factory=lambda: [""])  #: Where unknowns came from, in order.
+    #: Whether a site's unknowns belong to a parameter rather than an activation, and the first.
     parameters: list[bool] = field(default_factory=lambda: [True])
     starts: list[int] = field(default_factory=lambda: [0])
     equalities: list[tuple[Ids, Ids]] = field(default_factory=list)
     zeros: list[Ids] = field(default_factory=list)
+    #: Arrays (equations, terms) of unknowns with coefficients, whose sums are zero.
     sums: list[tuple[Ids, tuple[Fraction, ...]]] = field(default_factory=list)
-    links: list[tuple[Ids, Ids]] = field(default_factory=list)
-    read: list[Ids] = field(default_factory=list)
+    links: list[tuple[Ids, Ids]] = field(default_factory=list)  #: Those of the same units.
+    read: list[Ids] = field(default_factory=list)  #: Those that an op reads without any demand.
 
     def copy(self) -> ScaleEquations:
         """The same unknowns and equations, to add others to."""
@@ -315,17 +299,11 @@ def _varying_axes(ids: Ids) -> list[int]:
 
 @dataclass(frozen=True)
 class Solution:
-    """Every unknown as a combination of free ones.
+    """Every unknown as a combination of free ones."""
 
-    Attributes:
-        classes: For every unknown, the class of those equal to it.
-        basis: A matrix (classes, free): the log-scale of a class is its row times the free ones.
-        free: For every column, an unknown that equals it.
-    """
-
-    classes: NDArray[np.int64]
-    basis: csr_array
-    free: NDArray[np.int64]
+    classes: NDArray[np.int64]  #: For every unknown, the class of those equal to it.
+    basis: csr_array  #: (classes, free): the log-scale of a class is its row times the free ones.
+    free: NDArray[np.int64]  #: For every column, an unknown that equals it.
 
     def rows(self, scales: Iterable[Scale]) -> csr_array:
         """A matrix whose rows span the scales of all entries of some tensors."""
@@ -398,11 +376,10 @@ def solve(equations: ScaleEquations, visible: Iterable[Scale]) -> Solution:
             (-1 / weights, (pivots, np.arange(len(pivots)))), shape=(count, len(pivots))
         )
         basis = (basis + placed @ (matrix @ basis)).tocsr()
-    first = np.full(count, equations.count)
-    np.minimum.at(first, classes, np.where(activation, np.arange(equations.count), equations.count))
-    fallback = np.full(count, equations.count)
-    np.minimum.at(fallback, classes, np.arange(equations.count))
-    origin = np.where(first < equations.count, first, fallback)[free]
+    # The first activation's unknown of a class, if it has any, else its first.
+    first = np.full(count, 2 * equations.count)
+    np.minimum.at(first, classes, np.arange(equations.count) + equations.count * ~activation)
+    origin = first[free] % equations.count
     whole = Solution(classes, basis, origin)
     kept = _independent(whole.rows(visible))
     kept = kept[np.argsort(origin[kept])]
@@ -450,7 +427,7 @@ def _triplets(
     equations: ScaleEquations,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
     """All sums as (equation, unknown, coefficient), each distinct equation once."""
-    left, right, values, done = [], [], [], 0
+    left, right, values, done = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], [np.zeros(0)], 0
     for rows, coefficients in equations.sums:
         different = distinct(rows)
         count, terms = different.shape
@@ -458,8 +435,6 @@ def _triplets(
         right.append(different.reshape(-1).numpy())
         values.append(np.tile([float(c) for c in coefficients], count))
         done += count
-    if not left:
-        return np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0)
     return np.concatenate(left), np.concatenate(right), np.concatenate(values)
 
 
