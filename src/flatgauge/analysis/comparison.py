@@ -39,7 +39,8 @@ from flatgauge.analysis.request import (
 from flatgauge.analysis.result import UNFINISHED, Result
 from flatgauge.measures.registry import GROUPS
 from flatgauge.surface.data import tensors
-from flatgauge.surface.surface import LossSurface, share_graphs, shared_processes
+from flatgauge.surface.sharding import shared_processes
+from flatgauge.surface.surface import LossSurface
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -121,7 +122,9 @@ def compare(
     checked = [validate_request(surface, measures, gauge, seed) for surface in surfaces.values()]
     reports: dict[str, Report] = {}
     processes = shared_processes(surfaces.values())
-    share_graphs(surfaces.values())
+    graphs = next(iter(surfaces.values())).graphs
+    for surface in surfaces.values():  # Models of one structure are exported once.
+        surface.graphs = graphs
     with processes.scope("compare"), show_progress(progress, *surfaces.values()) as listener:
         keep, remarks = result_callback(save, processes), _shape_remarks(surfaces)
         requests = [one.with_options(**_smallest_defaults(one, surfaces)) for one in checked[0]]

@@ -13,7 +13,8 @@ from flatgauge.analysis.request import Progress
 from flatgauge.analysis.spectra.computing import spectrum
 from flatgauge.report.rendering import Drawable
 from flatgauge.runtime.distributed import GroupError
-from flatgauge.surface.surface import LossSurface, shared_processes
+from flatgauge.surface.sharding import shared_processes
+from flatgauge.surface.surface import LossSurface
 from flatgauge.symmetry.find import surface_gauge
 from flatgauge.symmetry.gauge import GaugeGroup
 

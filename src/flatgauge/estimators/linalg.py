@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any, Protocol
 
 import numpy as np
@@ -122,6 +123,16 @@ def _working_dtype(given: Any) -> torch.dtype:
         "with fewer digits are mostly rounding (and complex ones are not supported). Convert "
         "the model or the matrix first, for example with `.float()`."
     )
+
+
+def is_finite(value: Any) -> bool:
+    """Whether something is a finite real number that fits double precision."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:
+        return False
 
 
 def to_float64(tensor: Tensor) -> Tensor:

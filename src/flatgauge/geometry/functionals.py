@@ -20,12 +20,12 @@ from torch import Generator, Tensor
 from flatgauge.curvature.block_diagonal import DEFAULT_PROBES
 from flatgauge.estimators.eigenvalues import Eigenpairs, power_method, top_eigenvalues
 from flatgauge.estimators.estimate import Estimate
-from flatgauge.estimators.linalg import child_generator, digest, require_generator
+from flatgauge.estimators.linalg import child_generator, digest, is_finite, require_generator
 from flatgauge.estimators.trace import BLOCK
 from flatgauge.estimators.trace import trace as estimated_trace
 from flatgauge.geometry.chart import GEOMETRIES, Chart, ExactTrace
 from flatgauge.geometry.chart import chart as chart_of
-from flatgauge.surface.surface import LossSurface, is_finite
+from flatgauge.surface.surface import LossSurface
 
 P = ParamSpec("P")
 
@@ -274,7 +274,7 @@ def trace(
         together=budget.hvp_columns(BLOCK),
         generator=generator,
     )
-    exact = estimate.exact and known.exact and chart.surface.exact_products
+    exact = estimate.exact and known.exact and chart.surface.try_out_products() != "differences"
     return replace(
         estimate,
         value=estimate.value + known.value,

@@ -34,6 +34,15 @@ DEFAULT_TIMEOUT = timedelta(minutes=30)
 #: Tensors of up to this many numbers are summed together.
 _SMALL = 2**15
 
+#: Why a model sharded by FSDP is refused.
+SHARDED = (
+    "the model is sharded by FSDP, and only its loss, its gradient and differences of the gradient "
+    "can be computed so: `epsilon_sharpness`, `expected_sharpness`, `adaptive_sharpness`, and "
+    "eigenvalues and traces by products. For everything else load the full state dict "
+    "(`torch.distributed.checkpoint.state_dict.get_model_state_dict` with `full_state_dict=True`) "
+    "into a plain model, on every rank; the data may stay sharded."
+)
+
 
 class GroupError(ConnectionError):
     """The processes of a group cannot go on together.

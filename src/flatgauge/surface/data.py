@@ -424,83 +424,43 @@ def _describe(data: Any) -> str:
     return f"{named}: {shapes}" if named else f"tensors {shapes}"
 
 
+def leaves(tree: Any) -> Iterator[Any]:
+    """Yield what nested mappings, tuples and lists hold, in a fixed order."""
+    inside: Iterable[Any] = tree.values() if isinstance(tree, Mapping) else tree
+    if isinstance(tree, (Mapping, tuple, list)):
+        for item in inside:
+            yield from leaves(item)
+    else:
+        yield tree
+
+
 def tensors(tree: Any) -> Iterator[Tensor]:
     """Yield every tensor of a nested structure, in a fixed order."""
-    if isinstance(tree, Tensor):
-        yield tree
-    elif isinstance(tree, Mapping):
-        for key in tree:
-            yield from tensors(tree[key])
-    elif isinstance(tree, (tuple, list)):
-        for item in tree:
-            yield from tensors(item)
+    return (leaf for leaf in leaves(tree) if isinstance(leaf, Tensor))
 
 
-def fingerprint(tree: Any, *, depth: int = 8) -> Hashable:
-    """What identifies a structure by content; objects of unknown kind by their attributes."""
-    kind = type(tree).__name__
-    if depth == 0 or tree is None or isinstance(tree, (str, bytes, int, float, complex)):
-        return kind if depth == 0 else (kind, repr(tree))
-    if isinstance(tree, Tensor):
-        if tree.layout is not torch.strided:
-            tree = tree.to_dense()
-        flat = tree.detach().cpu().contiguous().reshape(-1)
-        return kind, str(tree.dtype), tuple(tree.shape), flat.view(torch.uint8).numpy().tobytes()
-    if isinstance(tree, np.ndarray):
-        return kind, str(tree.dtype), tree.shape, tree.tobytes()
+def _map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
+    """Rebuild a nested structure of other leaves, its mappings as dicts."""
     if isinstance(tree, Mapping):
-        return kind, tuple((repr(k), fingerprint(v, depth=depth - 1)) for k, v in tree.items())
+        return {key: _map_leaves(function, value) for key, value in tree.items()}
     if isinstance(tree, (tuple, list)):
-        return kind, tuple(fingerprint(item, depth=depth - 1) for item in tree)
-    if isinstance(tree, (set, frozenset)):
-        return kind, frozenset(fingerprint(item, depth=depth - 1) for item in tree)
-    slots = [name for part in type(tree).__mro__ for name in getattr(part, "__slots__", ())]
-    inside = {name: getattr(tree, name, None) for name in slots} | getattr(tree, "__dict__", {})
-    return kind, fingerprint(inside, depth=depth - 1)
+        items = [_map_leaves(function, item) for item in tree]
+        return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
+    return function(tree)
 
 
 def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
     """Rebuild a nested structure with every tensor replaced; other leaves stay as they are."""
-    if isinstance(tree, Tensor):
-        return function(tree)
-    if isinstance(tree, Mapping):
-        return {key: map_tensors(function, value) for key, value in tree.items()}
-    if isinstance(tree, (tuple, list)):
-        items = [map_tensors(function, item) for item in tree]
-        return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
-    return tree
+    return _map_leaves(lambda leaf: function(leaf) if isinstance(leaf, Tensor) else leaf, tree)
 
 
 def as_tensors(tree: Any) -> Any:
     """Turn the NumPy arrays and plain mappings of a nested structure into tensors and dicts."""
-    if isinstance(tree, np.ndarray):
-        return torch.as_tensor(tree)
-    if isinstance(tree, Mapping):
-        return {key: as_tensors(value) for key, value in tree.items()}
-    if isinstance(tree, (tuple, list)):
-        items = [as_tensors(item) for item in tree]
-        return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
-    return tree
 
+    def convert(leaf: Any) -> Any:
+        return torch.as_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf
 
-def concatenate(trees: list[Any]) -> Any:
-    """Join structures of one shape along the sample dimension of each of their tensors."""
-    if len(trees) == 1:
-        return trees[0]
-    leaves, spec = zip(*map(pytree.tree_flatten, trees), strict=True)
-    parts = zip(*leaves, strict=True)
-    joined = [torch.cat(part) if isinstance(part[0], Tensor) else part[0] for part in parts]
-    return pytree.tree_unflatten(joined, spec[0])
-
-
-def signature(tree: Any) -> Any:
-    """Describe a structure up to its number of samples: equal signatures concatenate."""
-    leaves, spec = pytree.tree_flatten(tree)
-    kinds = [
-        (x.dtype, x.device.type, tuple(x.shape[1:])) if isinstance(x, Tensor) else repr(x)
-        for x in leaves
-    ]
-    return spec, tuple(kinds)
+    return _map_leaves(convert, tree)
 
 
 #: Where a dict batch keeps its targets, in the order of looking.
@@ -535,6 +495,17 @@ class Batch:
     def bytes(self) -> int:
         """What its tensors take."""
         return sum(t.numel() * t.element_size() for t in tensors((self.inputs, self.target)))
+
+    @property
+    def kind(self) -> Hashable:
+        """What it is up to its number of samples: batches of one kind can be joined."""
+        found, spec = pytree.tree_flatten((self.inputs, self.target))
+        kinds = [
+            (x.dtype, x.device.type, tuple(x.shape[1:])) if isinstance(x, Tensor) else repr(x)
+            for x in found
+        ]
+        kind: Hashable = (spec, tuple(kinds))
+        return kind
 
     def copy(self) -> Batch:
         """The same samples in tensors of their own."""
@@ -586,27 +557,21 @@ def as_batch(raw: Any, *, where: str) -> Batch:
     sizes = [tensor.shape[0] for tensor in tensors((target, inputs)) if tensor.dim() > 0]
     if sizes and sizes[0] == 0:
         raise ValueError(f"{where} holds no samples; remove it, or give data that has some.")
-    splittable = bool(sizes) and len(set(sizes)) == 1 and _only_tensors((inputs, target))
+    # Slicing the tensors must slice all there is per sample.
+    whole = all(
+        leaf.dim() > 0 if isinstance(leaf, Tensor) else leaf is None or isinstance(leaf, bool)
+        for leaf in leaves((inputs, target))
+    )
+    splittable = bool(sizes) and len(set(sizes)) == 1 and whole
     return Batch(inputs, target, sizes[0] if sizes else 1, splittable, key)
-
-
-def _only_tensors(tree: Any) -> bool:
-    """Whether slicing the tensors of a structure slices all there is in it per sample."""
-    if isinstance(tree, Mapping):
-        return all(_only_tensors(value) for value in tree.values())
-    if isinstance(tree, (tuple, list)):
-        return all(_only_tensors(item) for item in tree)
-    if isinstance(tree, Tensor):
-        return tree.dim() > 0
-    return tree is None or isinstance(tree, bool)
 
 
 def why_whole(batch: Batch) -> str:
     """Why a batch cannot be cut into samples, as text."""
     odd = [
-        type(item).__name__
-        for item in pytree.tree_leaves((batch.inputs, batch.target))
-        if not isinstance(item, (Tensor, bool, type(None)))
+        type(leaf).__name__
+        for leaf in leaves((batch.inputs, batch.target))
+        if not isinstance(leaf, (Tensor, bool, type(None)))
     ]
     if odd:
         return f"they hold items of type {odd[0]}"
@@ -655,18 +620,17 @@ def checksums(batch: Batch) -> list[int]:
 
 def can_join(first: Batch, second: Batch) -> bool:
     """Whether two batches can be joined into one."""
-    if not (first.splittable and second.splittable):
-        return False
-    return bool(
-        signature((first.inputs, first.target)) == signature((second.inputs, second.target))
-    )
+    return first.splittable and second.splittable and first.kind == second.kind
 
 
 def join(batches: list[Batch]) -> Batch:
-    """Make one batch of several of one signature."""
+    """Make one batch of several of one kind, along the samples of each of their tensors."""
     if len(batches) == 1:
         return batches[0]
-    inputs, target = concatenate([(batch.inputs, batch.target) for batch in batches])
+    found, spec = zip(*(pytree.tree_flatten((b.inputs, b.target)) for b in batches), strict=True)
+    parts = zip(*found, strict=True)
+    joined = [torch.cat(part) if isinstance(part[0], Tensor) else part[0] for part in parts]
+    inputs, target = pytree.tree_unflatten(joined, spec[0])
     samples = sum(batch.samples for batch in batches)
     return replace(batches[0], inputs=inputs, target=target, samples=samples)
 
@@ -696,6 +660,29 @@ def slice_batches(batches: Iterable[Batch], start: int, stop: int) -> Iterator[B
         elif start <= place:
             yield batch
         place += batch.samples
+
+
+def fingerprint(tree: Any, *, depth: int = 8) -> Hashable:
+    """What identifies a structure by content; objects of unknown kind by their attributes."""
+    kind = type(tree).__name__
+    if depth == 0 or tree is None or isinstance(tree, (str, bytes, int, float, complex)):
+        return kind if depth == 0 else (kind, repr(tree))
+    if isinstance(tree, Tensor):
+        if tree.layout is not torch.strided:
+            tree = tree.to_dense()
+        flat = tree.detach().cpu().contiguous().reshape(-1)
+        return kind, str(tree.dtype), tuple(tree.shape), flat.view(torch.uint8).numpy().tobytes()
+    if isinstance(tree, np.ndarray):
+        return kind, str(tree.dtype), tree.shape, tree.tobytes()
+    if isinstance(tree, Mapping):
+        return kind, tuple((repr(k), fingerprint(v, depth=depth - 1)) for k, v in tree.items())
+    if isinstance(tree, (tuple, list)):
+        return kind, tuple(fingerprint(item, depth=depth - 1) for item in tree)
+    if isinstance(tree, (set, frozenset)):
+        return kind, frozenset(fingerprint(item, depth=depth - 1) for item in tree)
+    slots = [name for part in type(tree).__mro__ for name in getattr(part, "__slots__", ())]
+    inside = {name: getattr(tree, name, None) for name in slots} | getattr(tree, "__dict__", {})
+    return kind, fingerprint(inside, depth=depth - 1)
 
 
 def sample_digests(batch: Batch) -> list[int]:

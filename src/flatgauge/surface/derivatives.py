@@ -1,5 +1,10 @@
-"""Operations with second derivatives of their own, where those of torch are slow or wrong.
+"""First and second derivatives of one scalar function of several leaves, and of single ops.
 
+What enters: a function of the leaves and vectors. What leaves: gradients and Hessian products, by
+reverse over reverse (`GradientGraph`), forward over reverse, or differences of the gradient. A kept
+graph makes a product cost one backward pass, not one forward and two backward passes.
+
+`FastDoubleBackward` runs ops with derivatives of their own where those of torch are slow or wrong.
 A convolution is linear in its input x and in its weight w, so ⟨g, conv(x, w)⟩ is linear in three
 tensors. Its derivative by any of them is linear in the other two, and the derivatives of these
 are of the same three kinds: here each is one efficient kernel. torch differentiates a weight's
@@ -77,7 +82,7 @@ class GradientGraph:
         gradient = differentiate(function(leaves), leaves, create_graph=True)
         self._leaves = leaves
         self._pieces = [
-            (index, _end(piece))
+            (index, get_gradient_edge(piece))  # Without its numbers, of the model's size.
             for index, piece in enumerate(gradient)
             if piece is not None and piece.requires_grad
         ]
@@ -103,7 +108,7 @@ class GradientGraph:
 
     def nodes(self) -> Iterator[Any]:
         """Visit every node of the graph once."""
-        return nodes_from([_node(end) for _, end in self._pieces])
+        return nodes_from([end.node for _, end in self._pieces])
 
 
 def nodes_from(ends: Sequence[Any]) -> Iterator[Any]:
@@ -116,16 +121,6 @@ def nodes_from(ends: Sequence[Any]) -> Iterator[Any]:
             seen.add(node)
             yield node
             waiting += [following for following, _ in node.next_functions]
-
-
-def _end(piece: Tensor) -> Any:
-    """Where a gradient ends in the graph, without its numbers."""
-    # Kept for every chunk, the numbers would take the size of the model each time.
-    return get_gradient_edge(piece)
-
-
-def _node(end: Any) -> Any:
-    return end.node
 
 
 def differentiate(
@@ -141,9 +136,8 @@ def differentiate(
     try:
         pieces = torch.autograd.grad(value, leaves, create_graph=create_graph, allow_unused=True)
     except RuntimeError as error:
-        if "use_reentrant" not in str(error) and "Checkpointing is not compatible" not in str(
-            error
-        ):
+        checkpointed = ("use_reentrant", "Checkpointing is not compatible")
+        if not any(text in str(error) for text in checkpointed):
             raise
         raise ValueError(REENTRANT) from error
     return [
@@ -266,34 +260,6 @@ class _Rectified:
     chosen: Tensor
 
 
-def _linear_of_active(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """A linear map, of the active units."""
-    known, chosen = _origin_of(inputs, _Rectified), None
-    if known is not None:
-        inputs, chosen = known.units, known.chosen
-    output = F.linear(inputs, _submatrix(weight, SubmatrixIndex(columns=chosen)), bias)
-    _note_origin(output, _Mapped(inputs, chosen, weight, bias))
-    return output
-
-
-def _relu_of_linear(
-    op: Callable[..., Tensor], inputs: Tensor, *options: Any, **named: Any
-) -> Tensor:
-    """A ReLU that remembers, behind a linear map, which of its units are active."""
-    before = _origin_of(inputs, _Mapped)
-    values = inputs.detach()
-    chosen = None if before is None else active_units(values.relu())
-    if before is None or chosen is None:
-        return op(inputs, *options, **named)
-    kept = values.index_select(-1, chosen)  # The ReLU may be in place.
-    output = op(inputs, *options, **named)
-    weight = _submatrix(before.weight, SubmatrixIndex(chosen, before.chosen))
-    bias = None if before.bias is None else before.bias.index_select(0, chosen)
-    units: Tensor = _Known.apply(before.inputs, weight, bias, kept)  # type: ignore[no-untyped-call]
-    _note_origin(output, _Rectified(units.relu(), chosen))
-    return output
-
-
 def _note_origin(tensor: Tensor, what: _Mapped | _Rectified) -> None:
     """Remember where a tensor comes from, if it is differentiated."""
     if tensor.grad_fn is not None:
@@ -312,36 +278,22 @@ def _origin_of(tensor: Tensor, kind: type[Any]) -> Any:
 
 def _submatrix(weight: Tensor, choice: SubmatrixIndex) -> Tensor:
     """Part of a weight, to be differentiated."""
-    if choice.everything:
-        return weight
-    found: Tensor = _Taken.apply(weight, choice)  # type: ignore[no-untyped-call]
-    return found
+    return weight if choice.everything else _apply(_Selected, weight, choice, None)
 
 
-class _Taken(Function):
-    """Some rows and columns of a matrix."""
+class _Selected(Function):
+    """Part of a matrix; or, with a shape, a matrix of zeros but for a part: its derivative."""
 
     @staticmethod
-    def forward(ctx: Any, matrix: Tensor, choice: SubmatrixIndex) -> Tensor:
-        ctx.choice, ctx.shape = choice, matrix.shape
-        return choice.take(matrix)
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        return _Spread.apply(g, ctx.choice, ctx.shape), None  # type: ignore[no-untyped-call]
-
-
-class _Spread(Function):
-    """A matrix of zeros but for some rows and columns: the derivative of taking them."""
-
-    @staticmethod
-    def forward(ctx: Any, part: Tensor, choice: SubmatrixIndex, shape: torch.Size) -> Tensor:
-        ctx.choice = choice
-        return choice.spread(part, shape)
+    def forward(
+        ctx: Any, matrix: Tensor, choice: SubmatrixIndex, shape: torch.Size | None
+    ) -> Tensor:
+        ctx.choice, ctx.back = choice, matrix.shape if shape is None else None
+        return choice.take(matrix) if shape is None else choice.spread(matrix, shape)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        return _Taken.apply(g, ctx.choice), None, None  # type: ignore[no-untyped-call]
+        return _apply(_Selected, g, ctx.choice, ctx.back), None, None
 
 
 class _Known(Function):
@@ -386,72 +338,47 @@ class _Shape(NamedTuple):
     groups: int
 
 
-class _Forward(Function):
-    """The convolution of an input with a weight: the derivative by g."""
+class _Trilinear(Function):
+    """The derivative of ⟨g, conv(x, w)⟩ by one of g, x, w (0, 1, 2), from the other two in order.
+
+    `like` is any tensor of its kind, None for g: the convolution itself.
+    """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, w: Tensor, shape: _Shape) -> Tensor:
-        ctx.save_for_backward(x, w)
-        ctx.shape = shape
-        found: Tensor = torch.ops.aten.convolution(x, w, None, *shape)
+    def forward(
+        ctx: Any, kind: int, a: Tensor, b: Tensor, like: Tensor | None, shape: _Shape
+    ) -> Tensor:
+        ctx.save_for_backward(a, b)
+        ctx.kind, ctx.shape = kind, shape
+        found: Tensor
+        if kind == 0:
+            found = torch.ops.aten.convolution(a, b, None, *shape)
+        else:
+            x, w = (like, b) if kind == 1 else (b, like)
+            wanted = [kind == 1, kind == 2, False]
+            found = torch.ops.aten.convolution_backward(a, x, w, None, *shape, wanted)[kind - 1]
         return found
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        x, w = ctx.saved_tensors
-        wanted = ctx.needs_input_grad
-        by_input = _apply(_ByInput, g, w, x, ctx.shape) if wanted[0] else None
-        by_weight = _apply(_ByWeight, g, x, w, ctx.shape) if wanted[1] else None
-        return by_input, by_weight, None
+    def backward(ctx: Any, new: Tensor) -> tuple[Tensor | None, ...]:
+        kinds = [kind for kind in range(3) if kind != ctx.kind]
+        saved = dict(zip(kinds, ctx.saved_tensors, strict=True))
 
+        def derivative(kind: int) -> Tensor:
+            given = {**saved, ctx.kind: new}
+            like = given.pop(kind)
+            a, b = (given[other] for other in sorted(given))
+            return _apply(_Trilinear, kind, a, b, like if kind else None, ctx.shape)
 
-class _ByInput(Function):
-    """The derivative by the input; `like` is any tensor of its kind."""
-
-    @staticmethod
-    def forward(ctx: Any, g: Tensor, w: Tensor, like: Tensor, shape: _Shape) -> Tensor:
-        ctx.save_for_backward(g, w)
-        ctx.shape = shape
-        found: Tensor = _gradients(g, like, w, shape, (True, False))[0]
-        return found
-
-    @staticmethod
-    def backward(ctx: Any, x: Tensor) -> tuple[Tensor | None, ...]:
-        g, w = ctx.saved_tensors
-        wanted = ctx.needs_input_grad
-        by_output = _apply(_Forward, x, w, ctx.shape) if wanted[0] else None
-        by_weight = _apply(_ByWeight, g, x, w, ctx.shape) if wanted[1] else None
-        return by_output, by_weight, None, None
-
-
-class _ByWeight(Function):
-    """The derivative by the weight; `like` is any tensor of its kind."""
-
-    @staticmethod
-    def forward(ctx: Any, g: Tensor, x: Tensor, like: Tensor, shape: _Shape) -> Tensor:
-        ctx.save_for_backward(g, x)
-        ctx.shape = shape
-        found: Tensor = _gradients(g, x, like, shape, (False, True))[1]
-        return found
-
-    @staticmethod
-    def backward(ctx: Any, w: Tensor) -> tuple[Tensor | None, ...]:
-        g, x = ctx.saved_tensors
-        wanted = ctx.needs_input_grad
-        by_output = _apply(_Forward, x, w, ctx.shape) if wanted[0] else None
-        by_input = _apply(_ByInput, g, w, x, ctx.shape) if wanted[1] else None
-        return by_output, by_input, None, None
+        wanted = zip(kinds, ctx.needs_input_grad[1:3], strict=True)
+        found = [derivative(kind) if needed else None for kind, needed in wanted]
+        return None, *found, None, None
 
 
 def _apply(kind: Any, *arguments: Any) -> Tensor:
-    """One of the three derivatives, to be differentiated further."""
+    """An op with a derivative of its own, to be differentiated further."""
     found: Tensor = kind.apply(*arguments)
     return found
-
-
-def _gradients(g: Tensor, x: Tensor, w: Tensor, shape: _Shape, wanted: tuple[bool, bool]) -> Any:
-    """The gradients of a convolution by input and weight, as far as they are wanted."""
-    return torch.ops.aten.convolution_backward(g, x, w, None, *shape, [*wanted, False])
 
 
 class FastDoubleBackward(TorchFunctionMode):
@@ -508,7 +435,7 @@ def _convolution(
         return found
     steps, sides, gaps = (_each(given, space) for given in (stride, padding, dilation))
     shape = _Shape(steps, sides, gaps, False, [0] * space, groups)
-    output = _apply(_Forward, input, weight, shape)
+    output = _apply(_Trilinear, 0, input, weight, None, shape)
     return output if bias is None else output + bias.view(-1, *[1] * space)
 
 
@@ -539,15 +466,30 @@ def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor
     usual = weight.dim() == 2 and (bias is None or bias.shape == weight.shape[:1])
     if input.dim() < 2 or not usual or not _is_plain(input, weight, bias):
         return F.linear(input, weight, bias)
-    return _linear_of_active(input, weight, bias)
+    known, chosen = _origin_of(input, _Rectified), None
+    if known is not None:
+        input, chosen = known.units, known.chosen
+    output = F.linear(input, _submatrix(weight, SubmatrixIndex(columns=chosen)), bias)
+    _note_origin(output, _Mapped(input, chosen, weight, bias))
+    return output
 
 
-def _relu(func: Callable[..., Any], input: Tensor, *options: Any, **named: Any) -> Tensor:
-    """A ReLU, which remembers its active units."""
-    if not _is_plain(input):
-        found: Tensor = func(input, *options, **named)
-        return found
-    return _relu_of_linear(func, input, *options, **named)
+def _relu(func: Callable[..., Tensor], input: Tensor, *options: Any, **named: Any) -> Tensor:
+    """A ReLU that remembers, behind a linear map, which of its units are active."""
+    before = _origin_of(input, _Mapped) if _is_plain(input) else None
+    if before is None:
+        return func(input, *options, **named)
+    values = input.detach()
+    chosen = active_units(values.relu())
+    if chosen is None:
+        return func(input, *options, **named)
+    kept = values.index_select(-1, chosen)  # The ReLU may be in place.
+    output = func(input, *options, **named)
+    weight = _submatrix(before.weight, SubmatrixIndex(chosen, before.chosen))
+    bias = None if before.bias is None else before.bias.index_select(0, chosen)
+    units = _apply(_Known, before.inputs, weight, bias, kept)
+    _note_origin(output, _Rectified(units.relu(), chosen))
+    return output
 
 
 def _batch_norm(

@@ -1,9 +1,14 @@
 """Hessian products summed over chunks, with the first-order graphs kept within a budget.
 
 What enters: a model, its empirical risk and vectors. What leaves: the sums of the products over all
-chunks. The first way of differentiating twice that passes `hvp_check` is taken. In reverse mode the
-graph of the gradient is kept for as many chunks as the budget allows, so that a further product
-costs one backward pass; surfaces that share a budget take turns.
+chunks. In reverse mode the graph of the gradient is kept for as many chunks as the budget allows,
+so that a further product costs one backward pass; surfaces that share a budget take turns.
+
+The first way of differentiating twice is taken in which `find_fault` finds no fault on a few
+samples: products must be differences of the gradient, in double precision, at a point near the
+model's own. (A unit that is exactly zero, as in a pruned network, sits on the kink of its ReLU,
+where differences give something else than the derivative however short the step. Nearby it does
+not.)
 """
 
 from __future__ import annotations
@@ -12,7 +17,7 @@ import copy
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -37,6 +42,15 @@ if TYPE_CHECKING:
     from flatgauge.surface.data import Batch
     from flatgauge.surface.model import FlatLayout, FunctionalModel
     from flatgauge.surface.risk import EmpiricalRisk
+
+T = TypeVar("T")
+
+#: One tensor per parameter, None where there is nothing.
+Pieces = Sequence[Tensor | None]
+
+_REFUSAL = (
+    "`products={!r}` does not work here: {}; use `products='auto'`, which takes a way that does."
+)
 
 _WRONG_GRADIENT = (
     "the gradient that autograd computes is not the derivative of the loss, so neither it nor the "
@@ -91,12 +105,15 @@ class HessianProducts:
         self._layout = layout
         self._room = 0
         self.owner = owner
-        self._asked = None if products == "auto" else named_method(products)
+        self._asked = next((method for method in METHODS if method == products), None)
+        if self._asked is None and products != "auto":
+            known = ", ".join(map(repr, METHODS))
+            raise ValueError(f"unknown `products={products!r}`; use 'auto', {known}.")
         self._method: Method | None = None
         self._right = False  # Whether the gradient has been found to be the derivative.
         self._doubles = False  # Whether differences are computed in double precision.
         self._complaints: dict[Method, str] = {}
-        self._skip_dead: bool | None = None
+        self._skip_dead = True  # Whether units that are zero on a whole chunk are left out.
         self._graphs: dict[int, GradientGraph] = {}
         self.kept = 0.0  # bytes of the graphs
 
@@ -120,61 +137,45 @@ class HessianProducts:
     @property
     def method(self) -> Method:
         """The way of differentiating twice: the one asked for, or the first that works."""
-        return self._method or self.try_out()
-
-    def try_out(self) -> Method:
-        """Choose the way, and what is left out on it, if that has not been done."""
-        if self._method is not None:
-            return self._method
-        self.check_gradient()
-        for method in METHODS if self._asked is None else (self._asked,):
-            if method in self._complaints:
-                continue
-            complaint = self._find_fault(method)
-            if complaint is None:
-                break
-            if self._asked is not None:
-                raise ValueError(_refusal(method, complaint))
-            self._complaints[method] = complaint
-        self._method = method
-        return method
+        if self._method is None:
+            self.check_gradient()
+            for method in METHODS if self._asked is None else (self._asked,):
+                complaint = self._complaints.get(method) or self._find_fault(method)
+                if complaint is None:
+                    self._method = method
+                    break
+                if self._asked is not None:
+                    raise ValueError(_REFUSAL.format(method, complaint))
+                self._complaints[method] = complaint
+        assert self._method is not None  # There is no fault in differences.
+        return self._method
 
     def check_gradient(self) -> None:
         """Compare the gradient with differences of the loss, if that has not been done."""
-        if self._right:
-            return
-        self._risk.few()
-        trial = partial(has_right_gradient, self._risk, self._model)
-        if not all(self._risk.processes.gather("the gradient of a few samples", trial)):
+        if not self._right and not all(self._try("the gradient of a few samples", _has_gradient)):
             raise ValueError(_WRONG_GRADIENT)
         self._right = True
 
-    @property
-    def skip_dead(self) -> bool:
-        """Whether units that are zero on a whole chunk are skipped of its graph."""
-        if self._skip_dead is None:
-            self.try_out()
-        return bool(self._skip_dead)
-
     def _find_fault(self, method: Method) -> str | None:
         """What is wrong with a way of differentiating twice, if anything."""
-        if method == "differences" and not self._model.sharded:
-            self._risk.few()
-            trial = partial(computes_in_double, self._risk, self._model)
-            self._doubles = all(self._risk.processes.gather("a trial", trial))
-        complaint = self._check(method, skip_dead=True)
-        if method == "reverse":
-            self._skip_dead = complaint is None
-            if complaint is not None:
-                complaint = self._check(method, skip_dead=False)
+        if method == "differences":
+            if not self._model.sharded:
+                self._doubles = all(self._try("a trial", _computes_in_double))
+            return None
+        for skip_dead in (True, False) if method == "reverse" else (True,):
+            trial = partial(find_fault, method, skip_dead=skip_dead)
+            found = self._try("a trial", trial)
+            complaint = next((one for one in found if one is not None), None)
+            if method == "reverse" and skip_dead:
+                self._skip_dead = complaint is None
+            if complaint is None:
+                break
         return complaint
 
-    def _check(self, method: Method, *, skip_dead: bool) -> str | None:
-        """What is wrong with a way of differentiating twice, on a few samples."""
-        self._risk.few()
-        trial = partial(find_fault, method, self._risk, self._model, skip_dead=skip_dead)
-        found = self._risk.processes.gather("a trial", trial)
-        return next((one for one in found if one is not None), None)
+    def _try(self, what: str, trial: Callable[[EmpiricalRisk, FunctionalModel], T]) -> list[T]:
+        """What a trial on a few samples gives in every process."""
+        self._risk.few()  # Read together, before any process may fail by itself.
+        return self._risk.processes.gather(what, partial(trial, self._risk, self._model))
 
     def add(self, columns: Tensor, zeros: Tensor, *, chunk: int, room: int) -> Tensor | None:
         """Sum the risk's Hessian products with each row of `columns`."""
@@ -193,12 +194,10 @@ class HessianProducts:
                     partial(self._model.with_parameters, leaves, work),
                     same=self._model.with_state(columns),
                 )
-            except (
-                NotTwiceDifferentiableError
-            ) as error:  # In a branch that no sample has taken so far.
-                self.release()
+            except NotTwiceDifferentiableError as error:
+                self.release()  # In a branch that no sample has taken so far.
                 if self._asked is not None:
-                    raise ValueError(_refusal(method, str(error))) from error
+                    raise ValueError(_REFUSAL.format(method, error)) from error
                 self._complaints[method], self._method = str(error), None
                 sums.clear()
             else:
@@ -272,7 +271,7 @@ class HessianProducts:
     def forget(self) -> None:
         """Choose again how to differentiate twice: the model has changed."""
         self.release()
-        self._method, self._complaints, self._skip_dead, self._right = None, {}, None, False
+        self._method, self._complaints, self._right = None, {}, False
 
     def _graph(
         self, position: int, function: ScalarFunction, chunk: int
@@ -280,7 +279,7 @@ class HessianProducts:
         """A chunk's first-order graph, and whether it is kept for later products."""
         if position in self._graphs:
             return self._graphs[position], True
-        with FastDoubleBackward(skip_dead=self.skip_dead):
+        with FastDoubleBackward(skip_dead=self._skip_dead):
             graph = GradientGraph(function, self._model.leaves)
         if graph.has_dead_end():
             raise NotTwiceDifferentiableError(ONCE)
@@ -303,22 +302,6 @@ def differences_of_gradient(
         remedy += "sharded)"
         raise ValueError(ON_A_KINK.format(reason="the model is sharded by FSDP", remedy=remedy))
     return torch.stack(products)
-
-
-def _refusal(method: Method, complaint: str) -> str:
-    """Say that the way of differentiating twice that the user asked for does not work."""
-    return (
-        f"`products={method!r}` does not work here: {complaint}; use `products='auto'`, which "
-        "takes a way that does."
-    )
-
-
-def named_method(name: str) -> Method:
-    """Look up a way of differentiating twice."""
-    for method in METHODS:
-        if method == name:
-            return method
-    raise ValueError(f"unknown `products={name!r}`; use 'auto', {', '.join(map(repr, METHODS))}.")
 
 
 ONCE = "a function in the model is marked once_differentiable"
@@ -354,9 +337,7 @@ _STEPS, _SLOPE_STEPS = (1e-8, 1e-7, 1e-6), (1e-6, 1e-5, 1e-4)
 def find_fault(
     method: Method, risk: EmpiricalRisk, model: FunctionalModel, *, skip_dead: bool = True
 ) -> str | None:
-    """Try a way of differentiating twice on a few samples."""
-    if method == "differences":
-        return None
+    """Try a way of differentiating twice on a few samples, and say what is wrong with it."""
     try:
         complaint = _run_once(method, risk, model, skip_dead)
     except (RuntimeError, NotImplementedError) as error:
@@ -372,7 +353,7 @@ def find_fault(
     return complaint
 
 
-def computes_in_double(risk: EmpiricalRisk, model: FunctionalModel) -> bool:
+def _computes_in_double(risk: EmpiricalRisk, model: FunctionalModel) -> bool:
     """Whether gradients can be computed in double precision, tried on a few samples."""
     if model.device.type == "mps":
         return False
@@ -386,16 +367,16 @@ def computes_in_double(risk: EmpiricalRisk, model: FunctionalModel) -> bool:
 
 def gradient_at(
     leaves: Sequence[Tensor], risk: EmpiricalRisk, model: FunctionalModel, batch: Batch
-) -> Sequence[Tensor | None]:
+) -> Pieces:
     """The gradient of the loss summed over a batch."""
 
-    def gradient() -> Sequence[Tensor | None]:
-        return differentiate(risk.total_of(model, leaves, batch), leaves)
+    def gradient() -> Pieces:
+        return differentiate(risk.total(leaves, batch, model), leaves)
 
     return model.with_parameters(leaves, gradient)
 
 
-def has_right_gradient(risk: EmpiricalRisk, model: FunctionalModel) -> bool:
+def _has_gradient(risk: EmpiricalRisk, model: FunctionalModel) -> bool:
     """Whether the gradient is the derivative of the loss, as far as differences show."""
     if model.sharded or model.device.type == "mps":
         return True
@@ -423,7 +404,7 @@ def _slope_agrees(risk: EmpiricalRisk, double: FunctionalModel) -> bool:
 
     def value(step: float) -> float:
         moved = _move(point, vector, step)
-        total = double.with_parameters(moved, lambda: risk.total_of(double, moved, few))
+        total = double.with_parameters(moved, lambda: risk.total(moved, few, double))
         return float(total.detach())
 
     before: float | None = None
@@ -474,10 +455,10 @@ def _is_derivative(
     vector = _keep_reached(_direction(double.leaves), gradient_at(double.leaves, risk, double, few))
 
     def function(values: Sequence[Tensor]) -> Tensor:
-        return risk.total_of(double, values, few)
+        return risk.total(values, few, double)
 
-    def product(leaves: Sequence[Tensor]) -> Sequence[Tensor | None]:
-        def compute() -> Sequence[Tensor | None]:
+    def product(leaves: Sequence[Tensor]) -> Pieces:
+        def compute() -> Pieces:
             if method == "forward":
                 return forward_product(function, leaves, vector)
             with FastDoubleBackward(skip_dead=skip_dead):
@@ -507,8 +488,8 @@ def _is_derivative(
 
 
 def _finite_near(
-    double: FunctionalModel, compute: Callable[[Sequence[Tensor]], Sequence[Tensor | None]]
-) -> tuple[Sequence[Tensor] | None, Sequence[Tensor | None]]:
+    double: FunctionalModel, compute: Callable[[Sequence[Tensor]], Pieces]
+) -> tuple[Sequence[Tensor] | None, Pieces]:
     """A point near the model's own where derivatives are finite, and these; or its own point."""
     nearby = _move(double.leaves, _direction(double.leaves, seed=1), _AWAY)
     for point in (nearby, double.leaves):
@@ -538,10 +519,8 @@ def _quotient(
 
 def _move(leaves: Sequence[Tensor], vector: Sequence[Tensor], step: float) -> list[Tensor]:
     """Parameters a step away, as leaves to differentiate by."""
-    return [
-        (leaf.detach() + step * part).requires_grad_()
-        for leaf, part in zip(leaves, vector, strict=True)
-    ]
+    pairs = zip(leaves, vector, strict=True)
+    return [(leaf.detach() + step * part).requires_grad_() for leaf, part in pairs]
 
 
 def _direction(leaves: Sequence[Tensor], seed: int = 0) -> list[Tensor]:
@@ -555,7 +534,7 @@ def _direction(leaves: Sequence[Tensor], seed: int = 0) -> list[Tensor]:
     return direction
 
 
-def _keep_reached(vector: Sequence[Tensor], gradient: Sequence[Tensor | None]) -> list[Tensor]:
+def _keep_reached(vector: Sequence[Tensor], gradient: Pieces) -> list[Tensor]:
     """The direction without parameters that autograd does not reach (under `no_grad`, say)."""
     return [
         torch.zeros_like(part) if piece is None else part
@@ -563,17 +542,13 @@ def _keep_reached(vector: Sequence[Tensor], gradient: Sequence[Tensor | None]) -
     ]
 
 
-def _entries(pieces: Sequence[Tensor | None], like: Sequence[Tensor]) -> list[Tensor]:
+def _entries(pieces: Pieces, like: Sequence[Tensor]) -> list[Tensor]:
     """Some entries of every piece, zeros for None; whole, they are the model several times over."""
     found = []
     for piece, leaf in zip(pieces, like, strict=True):
         step = max(leaf.numel() // _COMPARED, 1)
-        entries = leaf.detach().reshape(-1)[::step]
-        found.append(
-            torch.zeros_like(entries)
-            if piece is None
-            else piece.detach().reshape(-1)[::step].clone()
-        )
+        whole = torch.zeros_like(leaf) if piece is None else piece
+        found.append(whole.detach().reshape(-1)[::step].clone())
     return found
 
 
@@ -587,19 +562,14 @@ def _disagreeing(claimed: Sequence[Tensor], measured: Sequence[Tensor]) -> list[
     ]
 
 
-def _is_symmetric(
-    u: Sequence[Tensor],
-    v: Sequence[Tensor],
-    of_u: Sequence[Tensor | None],
-    of_v: Sequence[Tensor | None],
-) -> bool:
+def _is_symmetric(u: Pieces, v: Pieces, of_u: Pieces, of_v: Pieces) -> bool:
     """Whether v·Hu = u·Hv, as it must be for a Hessian."""
 
-    def dot(left: Sequence[Tensor], right: Sequence[Tensor | None]) -> float:
+    def dot(left: Pieces, right: Pieces) -> float:
         pairs = zip(left, right, strict=True)
-        return sum(float((a * b).sum()) for a, b in pairs if b is not None)
+        return sum(float((a * b).sum()) for a, b in pairs if a is not None and b is not None)
 
-    def size(pieces: Sequence[Tensor | None]) -> float:
+    def size(pieces: Pieces) -> float:
         return sum(float(piece.norm()) for piece in pieces if piece is not None)
 
     return abs(dot(v, of_u) - dot(u, of_v)) <= 1e-3 * (size(v) * size(of_u) + size(u) * size(of_v))

@@ -1,25 +1,21 @@
 """Losses: a sum over samples, what divides it, and its second derivatives by the outputs.
 
-What enters: what the user gave as `loss` (a name, a torch module, a callable, None for the model's
-own). What leaves: a `Loss`. The mean over a data set is the sum of `total` over its chunks, divided
-by the sum of `count`. Named losses know their count and Hessian; for a callable `reduction` finds
-the count, and its Hessian is differentiated.
+What enters: outputs and targets. What leaves: the loss summed over a chunk (`total`), what the sum
+is divided by (`count`), and its second derivatives. The mean over a data set is the sum of `total`
+over its chunks, divided by the sum of `count`. Targets that torch would take silently, or refuse
+without a reason, are refused with what to give instead. `user_loss` reads what the user gave.
 """
 
 from __future__ import annotations
 
-import copy
-import inspect
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from flatgauge.estimators.linalg import to_float64
-from flatgauge.runtime.isolation import locate_errors
 from flatgauge.surface.data import IGNORED
 from flatgauge.surface.loss_hessian import DiagonalHessian, LossHessian, SoftmaxHessian
 
@@ -288,48 +284,6 @@ class NormalizedCrossEntropy(Loss):
         return (1 / variance).where(self.is_defined(outputs), 0.0)
 
 
-class CustomLoss(Loss):
-    """A user's mean loss; `reduction` finds what its mean is taken over."""
-
-    knows_count = False
-
-    def __init__(self, function: Callable[[Any, Any], Any]) -> None:
-        self.name = str(getattr(function, "__name__", type(function).__name__))
-        _check_signature(function, self.name)
-        self._function, self._check_values = function, _target_check(function)
-
-    def total(self, output: Any, target: Any) -> Tensor:
-        """The mean over the chunk."""
-        with locate_errors(f"the loss {self.name!r}"):
-            value = self._function(output, target)
-        return _as_scalar(value, self.name)
-
-    def check(self, output: Any, target: Any) -> None:
-        """Refuse what torch's losses misread."""
-        if self._check_values is not None:
-            self._check_values(self.name, prediction(output), target)
-
-
-class ModelLoss(Loss):
-    """The loss that a Hugging Face model returns with its output."""
-
-    name = "output.loss"
-    own = True
-    knows_count = False
-
-    def total(self, output: Any, target: Any) -> Tensor:
-        """The mean over the chunk."""
-        value = getattr(output, "loss", None)
-        if value is None and isinstance(output, Mapping):
-            value = output.get("loss")
-        if value is None:
-            raise ValueError(
-                f"`loss=None` means the model's own loss, but the {type(output).__name__} it "
-                "returned has no `loss`; put labels in the batches, or pass `loss=`."
-            )
-        return _as_scalar(value, self.name)
-
-
 def prediction(output: Any) -> Tensor:
     """The tensor that a named loss compares: the output, its `logits`, or its first numbers."""
     if isinstance(output, Tensor):
@@ -357,86 +311,6 @@ def float_tensors(output: Any) -> list[Tensor]:
     return [item for item in items if isinstance(item, Tensor) and item.is_floating_point()]
 
 
-def resolve_loss(loss: Any, denominator: Any = None) -> Loss:
-    """Read what the user gave as `loss`, and refuse a denominator for one whose own is known."""
-    if denominator is not None and not callable(denominator):
-        raise TypeError(
-            f"`denominator` is a {type(denominator).__name__}; it must be a function of a batch's "
-            "targets, such as `len`."
-        )
-    resolved = _resolve(loss)
-    if denominator is not None and resolved.knows_count:
-        raise ValueError(
-            f"`denominator=` is given, but the loss {resolved.name!r} has its own, which is known; "
-            "leave it out, or pass the loss as a callable (output, target) -> mean loss."
-        )
-    return resolved
-
-
-def _resolve(loss: Any) -> Loss:
-    """Read a name, a module, a callable or None."""
-    if loss is None:
-        return ModelLoss()
-    if loss == "auto":
-        found = CrossEntropy()
-        found.own_differs = "take"
-        return found
-    if isinstance(loss, str):
-        if loss not in NAMED:
-            raise ValueError(
-                f"`loss={loss!r}` is not a name flatgauge knows; use one of "
-                f"auto, {', '.join(sorted(NAMED))}, or a callable (output, target) -> mean loss."
-            )
-        return NAMED[loss]()
-    if not callable(loss):
-        raise TypeError(
-            f"`loss` is a {type(loss).__name__}; it must be a name, a callable (output, target) "
-            "-> mean loss, or None for the model's own loss. The order is model, loss, data."
-        )
-    if isinstance(loss, type):
-        raise TypeError(
-            f"`loss` is the class {loss.__name__}; pass an instance of it: `{loss.__name__}()`."
-        )
-    reduction = getattr(loss, "reduction", "mean")
-    if reduction == "sum" and isinstance(loss, nn.Module):
-        name = type(loss).__name__
-        mean = copy.copy(loss)
-        mean.reduction = "mean"  # type: ignore[assignment]
-        resolved = _resolve(mean)
-        resolved.notes = (
-            f"the loss {name}(reduction='sum') is taken as its mean, {name}(reduction='mean')",
-        )
-        return resolved
-    if reduction not in ("mean", "batchmean"):
-        raise ValueError(
-            f"the loss {type(loss).__name__} has reduction={reduction!r}, but a loss surface is a "
-            f"mean over samples; use {type(loss).__name__}(reduction='mean')."
-        )
-    return _resolve_torch(loss) or CustomLoss(loss)
-
-
-def _resolve_torch(loss: Any) -> Loss | None:
-    """Read torch's own losses, functions or modules, whose denominators are known."""
-    kind = type(loss)
-    if loss is F.mse_loss or kind is nn.MSELoss:
-        return NAMED["mse"]()
-    if loss is F.l1_loss or kind is nn.L1Loss:
-        return NAMED["l1"]()
-    if loss is F.binary_cross_entropy_with_logits:
-        return binary_cross_entropy()
-    if kind is nn.BCEWithLogitsLoss and loss.weight is None:
-        return binary_cross_entropy(loss.pos_weight)
-    # Classes are the second dimension of the outputs here.
-    if loss is F.cross_entropy or loss is F.nll_loss:
-        return (CrossEntropy if loss is F.cross_entropy else NLL)(second=True)
-    if kind is nn.NLLLoss:
-        return NLL(weight=loss.weight, ignored=loss.ignore_index, second=True)
-    if kind is nn.CrossEntropyLoss:
-        options = {"weight": loss.weight, "ignored": loss.ignore_index}
-        return CrossEntropy(smoothing=loss.label_smoothing, second=True, **options)
-    return None
-
-
 def binary_cross_entropy(pos_weight: Tensor | None = None) -> Loss:
     """Binary cross-entropy of logits; the positive cases may weigh more."""
 
@@ -456,34 +330,6 @@ NAMED: dict[str, Callable[[], Loss]] = {
     "mse": lambda: Elementwise("mse", F.mse_loss, lambda guess, _: guess.new_full((), 2.0)),
     "nll": NLL,
 }
-
-
-def _check_signature(function: Callable[[Any, Any], Any], name: str) -> None:
-    """Refuse a loss that cannot be called with output and target."""
-    called = function.forward if isinstance(function, nn.Module) else function
-    try:
-        signature = inspect.signature(called)
-    except (TypeError, ValueError):  # Written in C: torch says what is wrong when it is called.
-        return
-    try:
-        signature.bind(None, None)
-    except TypeError:
-        raise TypeError(
-            f"the loss {name!r} takes the arguments {signature}, but it is called with two, the "
-            "model's output and the targets of a batch; write it as a function (output, target) "
-            "-> mean loss, such as `lambda output, target: my_loss(output)`."
-        ) from None
-
-
-def _as_scalar(value: Any, name: str) -> Tensor:
-    """Refuse a loss that is not one number."""
-    if not isinstance(value, Tensor) or value.numel() != 1:
-        shape = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
-        raise ValueError(
-            f"the loss {name!r} returned {shape}; it must return the mean over the batch as one "
-            "number (for a torch loss: `reduction='mean'`)."
-        )
-    return value.reshape(())
 
 
 def align_labels(logits: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -584,37 +430,10 @@ def check_unit_interval(name: str, guess: Tensor, target: Any) -> None:
         "it needs probabilities from 0 to 1; give `(y + 1) / 2` for labels -1 and 1, divide by the "
         "largest for other scales, or use `loss='cross_entropy'` for class numbers."
     )
-    _check_range(name, target, 0, 1, needed)
+    check_range(name, target, 0, 1, needed)
 
 
-def check_signs(name: str, guess: Tensor, target: Any) -> None:
-    """Refuse targets other than -1 and 1."""
-    _check_range(name, target, -math.inf, math.inf, "")
-    odd = target[(target != 1) & (target != -1)]
-    if odd.numel():
-        raise ValueError(
-            f"the loss {name!r} got the target {odd.reshape(-1)[0].item():g}, but it needs -1 or "
-            "1; give `2 * y - 1` for labels 0 and 1."
-        )
-
-
-def check_not_negative(name: str, guess: Tensor, target: Any) -> None:
-    """Refuse targets below zero."""
-    needed = "it needs numbers of at least 0; check what the targets are (logarithms? centred "
-    _check_range(name, target, 0, math.inf, f"{needed}values?).")
-
-
-def check_label_lists(name: str, guess: Tensor, target: Any) -> None:
-    """Refuse lists of class numbers, filled up with -1, that name classes that do not exist."""
-    classes = guess.shape[-1]
-    needed = (
-        f"the model has {classes} outputs, so class numbers must lie in 0..{classes - 1} (-1 ends "
-        "a list); check the model's last layer and the labels."
-    )
-    _check_range(name, target, -1, classes - 1, needed)
-
-
-def _check_range(name: str, target: Any, lowest: float, highest: float, needed: str) -> None:
+def check_range(name: str, target: Any, lowest: float, highest: float, needed: str) -> None:
     """Refuse targets outside of a range, and say what is needed."""
     if not isinstance(target, Tensor):
         raise ValueError(
@@ -624,27 +443,3 @@ def _check_range(name: str, target: Any, lowest: float, highest: float, needed: 
     low, high = torch.aminmax(target.to(torch.uint8) if target.dtype is torch.bool else target)
     if low < lowest or high > highest:
         raise ValueError(f"the loss {name!r} got targets from {low:g} to {high:g}, but {needed}")
-
-
-#: What torch's further losses accept as targets.
-_TARGET_CHECKS: tuple[tuple[Any, Any, Check], ...] = (
-    (nn.BCELoss, F.binary_cross_entropy, check_unit_interval),
-    (nn.BCEWithLogitsLoss, F.binary_cross_entropy_with_logits, check_unit_interval),
-    (nn.HingeEmbeddingLoss, F.hinge_embedding_loss, check_signs),
-    (nn.KLDivLoss, F.kl_div, check_not_negative),
-    (nn.MultiLabelMarginLoss, F.multilabel_margin_loss, check_label_lists),
-    (nn.MultiLabelSoftMarginLoss, F.multilabel_soft_margin_loss, check_unit_interval),
-    (nn.MultiMarginLoss, F.multi_margin_loss, check_labels),
-    (nn.PoissonNLLLoss, F.poisson_nll_loss, check_not_negative),
-    (nn.SoftMarginLoss, F.soft_margin_loss, check_signs),
-)
-
-
-def _target_check(loss: Any) -> Check | None:
-    """What refuses the targets of one of torch's losses; None for others."""
-    if getattr(loss, "log_target", False):  # The targets are logarithms.
-        return None
-    for module, function, check in _TARGET_CHECKS:
-        if type(loss) is module or loss is function:
-            return check
-    return None

@@ -12,6 +12,7 @@ import hashlib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -21,6 +22,7 @@ from torch.nn.parameter import is_lazy
 
 from flatgauge.estimators.linalg import LowPrecisionDetector, dtype_names
 from flatgauge.graph.export import ExportedGraphs, ModelGraph, UnsupportedGraphError, in_precision
+from flatgauge.runtime.distributed import SHARDED
 from flatgauge.runtime.isolation import (
     Snapshot,
     compiled_parts,
@@ -32,27 +34,14 @@ from flatgauge.runtime.isolation import (
 from flatgauge.surface.data import Batch, map_tensors, tensors
 from flatgauge.surface.derivatives import differentiate
 
-#: Why a model sharded by FSDP is refused.
-SHARDED = (
-    "the model is sharded by FSDP, and only its loss, its gradient and differences of the gradient "
-    "can be computed so: `epsilon_sharpness`, `expected_sharpness`, `adaptive_sharpness`, and "
-    "eigenvalues and traces by products. For everything else load the full state dict "
-    "(`torch.distributed.checkpoint.state_dict.get_model_state_dict` with `full_state_dict=True`) "
-    "into a plain model, on every rank; the data may stay sharded."
-)
-
 
 def digest(values: Iterable[Tensor]) -> str:
     """A short text that identifies tensors by shapes and bits."""
     found = hashlib.blake2b(digest_size=16)
     for value in values:
         found.update(f"{tuple(value.shape)} {value.dtype}".encode())
-        found.update(_bits(value))
+        found.update(value.detach().cpu().contiguous().reshape(-1).view(uint8).numpy().data)
     return found.hexdigest()
-
-
-def _bits(value: Tensor) -> memoryview:
-    return value.detach().cpu().contiguous().reshape(-1).view(uint8).numpy().data
 
 
 def as_tensor(numbers: Any, name: str) -> Tensor:
@@ -120,53 +109,50 @@ class ParameterCache(NamedTuple):
     path: str
     module: nn.Module
     attribute: str
+    keys: frozenset[Any]
 
-    def empty(self) -> None:
-        """Make the model compute its entries again."""
-        getattr(self.module, self.attribute).clear()
+    @property
+    def table(self) -> dict[Any, Tensor]:
+        """The dict itself, which the model may have replaced."""
+        table: dict[Any, Tensor] = getattr(self.module, self.attribute)
+        return table
 
 
 def find_caches(model: nn.Module, call: Callable[[], Any]) -> list[ParameterCache]:
     """Find the tables that hide parameters from derivatives: filled in an earlier call."""
     # Tables of tensors are emptied, and those that the model fills again with the same entries,
     # computed from its parameters, are caches. (LeViT keeps its attention biases so in eval mode.)
-    filled = {
-        ParameterCache(f"{path}.{name}".lstrip("."), module, name): set(table)
+    tables = [
+        ParameterCache(f"{path}.{name}".lstrip("."), module, name, frozenset(table))
         for path, module in model.named_modules()
         for name, table in vars(module).items()
         if type(table) is dict and name not in ("_parameters", "_buffers", "_modules") and table
         if all(isinstance(item, Tensor) for item in table.values())
-    }
-    if not filled:
+    ]
+    if not tables:
         return []
-    found = _find_refilled(model, call, filled)
-    if found is None:  # The model needs what is in some of them.
-        single = (_find_refilled(model, call, {cache: keys}) for cache, keys in filled.items())
-        found = [cache for caches in single for cache in caches or ()]
-    return found
+    # One by one where the model needs what is in some of them.
+    return _find_refilled(model, call, tables) or [
+        found for table in tables for found in _find_refilled(model, call, [table])
+    ]
 
 
 def _find_refilled(
-    model: nn.Module, call: Callable[[], Any], filled: dict[ParameterCache, set[Any]]
-) -> list[ParameterCache] | None:
-    """The tables that get their entries again, computed from parameters; None for an error."""
+    model: nn.Module, call: Callable[[], Any], tables: list[ParameterCache]
+) -> list[ParameterCache]:
+    """The tables that get their entries again, some of them computed from parameters."""
     before = Snapshot(model)
     try:
-        for cache in filled:
-            cache.empty()
+        for cache in tables:
+            cache.table.clear()
         with torch.enable_grad():
             call()
-        return [cache for cache, keys in filled.items() if _depends(cache, keys)]
+        again = [cache for cache in tables if cache.keys == set(cache.table)]
+        return [c for c in again if any(item.requires_grad for item in c.table.values())]
     except Exception:
-        return None
+        return []
     finally:
         before.restore()
-
-
-def _depends(cache: ParameterCache, keys: set[Any]) -> bool:
-    """Whether a table has its entries, and some of them depend on parameters."""
-    table = getattr(cache.module, cache.attribute)
-    return keys == set(table) and any(item.requires_grad for item in table.values())
 
 
 #: Samples of the example that is exported: neither one nor two, which would become constants.
@@ -246,13 +232,9 @@ class FunctionalModel:
             usual = self._float_outputs(few, evaluate)
             self._channels_last = True
             found = self._float_outputs(few, evaluate)
+            self._channels_last = len(found) == len(usual) and all(map(_is_close, found, usual))
         except Exception:  # A `view` of what is not contiguous, or a check that it is.
             self._channels_last = False
-            return
-        self._channels_last = len(found) == len(usual) and all(
-            one.shape == other.shape and torch.allclose(one, other, 1e-3, 1e-4 * _max_abs(other))
-            for one, other in zip(found, usual, strict=True)
-        )
 
     def settle_precision(self, evaluate: Callable[[], Any]) -> None:
         """Notice a model that computes in half precision by itself; avoid that if possible."""
@@ -263,7 +245,7 @@ class FunctionalModel:
         if not self.coarse:
             return
         advice = "numbers have few digits"
-        if self._follows and self.device.type != "mps":
+        if self.device.type != "mps" and self._follows:
             found, before = self.coarse, self.dtype
             self._compute_in(torch.float64)
             self.coarse = _find_low_precision(evaluate)
@@ -296,14 +278,14 @@ class FunctionalModel:
         """Call the model, and find out whether it keeps anything from one call for the next."""
         # A model that does (a cache, a counter, hooks that it registers at its first call) begins
         # every later call as it was found: it is one fixed function.
-        before, self._keeps_state = self._snapshot(), False
+        # Random generators stay: a model that draws from one is random, and refused.
+        before, self._keeps_state = Snapshot(self.model, generators=False), False
         try:
             output = self(self.leaves, batch, with_labels=with_labels)
         finally:
             changed = before.restore()
-        self._caches = find_caches(
-            self.model, lambda: self(self.leaves, batch, with_labels=with_labels)
-        )
+        call = partial(self, self.leaves, batch, with_labels=with_labels)
+        self._caches = find_caches(self.model, call)
         self._keeps_state = changed or bool(self._caches)
         self.notes += [
             f"`{cache.path}` of the model holds what it computed from parameters in an earlier "
@@ -312,15 +294,9 @@ class FunctionalModel:
         ]
         return output
 
-    def _snapshot(self) -> Snapshot:
-        # Without random generators: a model that draws from one is random, and refused.
-        return Snapshot(self.model, generators=False)
-
     def in_float64(self) -> FunctionalModel:
         """The same model in double precision."""
-        if self.dtype is torch.float64:
-            return self
-        return self.in_precision(torch.float64)
+        return self if self.dtype is torch.float64 else self.in_precision(torch.float64)
 
     def in_precision(self, dtype: torch.dtype) -> FunctionalModel:
         """The same model in some precision, with what its first call has shown."""
@@ -371,13 +347,9 @@ class FunctionalModel:
         if now == self._shapes:
             return
         kinds = {
-            "new, or trainable now": [name for name in now if name not in self._shapes],
-            "gone, or frozen": [name for name in self._shapes if name not in now],
-            "of another shape": [
-                name
-                for name, shape in now.items()
-                if name in self._shapes and shape != self._shapes[name]
-            ],
+            "new, or trainable now": [n for n in now if n not in self._shapes],
+            "gone, or frozen": [n for n in self._shapes if n not in now],
+            "of another shape": [n for n in now if self._shapes.get(n, now[n]) != now[n]],
         }
         found = "; ".join(f"{kind}: {_list_names(names)}" for kind, names in kinds.items() if names)
         raise ValueError(
@@ -388,26 +360,22 @@ class FunctionalModel:
 
     def __call__(self, leaves: Sequence[Tensor], batch: Batch, *, with_labels: bool) -> Any:
         """Call the model with other values for its trainable parameters."""
-        before = self._snapshot() if self._keeps_state else None
+        before = Snapshot(self.model, generators=False) if self._keeps_state else None
         try:
             for cache in self._caches:
-                cache.empty()
+                cache.table.clear()
             with locate_errors("the model"):
-                return self._call(leaves, batch, with_labels=with_labels)
+                # Buffers are copied for every call: some models write to them even in eval mode.
+                state = {
+                    name: value.clone() if name in self._buffers else value
+                    for name, value in self._others.items()
+                }
+                state |= zip(self.names, leaves, strict=True)
+                arguments, keywords = self.arguments(batch, with_labels=with_labels)
+                return torch.func.functional_call(self.model, state, arguments, keywords)
         finally:
             if before is not None:
                 before.restore()
-
-    def _call(self, leaves: Sequence[Tensor], batch: Batch, *, with_labels: bool) -> Any:
-        """Call the model as it stands."""
-        # Buffers are copied for every call: some models write to them even in eval mode.
-        state = {
-            name: value.clone() if name in self._buffers else value
-            for name, value in self._others.items()
-        }
-        state |= zip(self.names, leaves, strict=True)
-        arguments, keywords = self.arguments(batch, with_labels=with_labels)
-        return torch.func.functional_call(self.model, state, arguments, keywords)
 
     @property
     def state(self) -> dict[str, Tensor]:
@@ -511,9 +479,10 @@ def gains_by_channels_last(model: nn.Module, device: torch.device) -> bool:
     return 2 * len(wide) > len(found)
 
 
-def _max_abs(tensor: Tensor) -> float:
-    """The size of the largest number in a tensor."""
-    return float(tensor.abs().max()) if tensor.numel() else 0.0
+def _is_close(one: Tensor, other: Tensor) -> bool:
+    """Whether two outputs are the same up to rounding."""
+    largest = float(other.abs().max()) if other.numel() else 0.0
+    return one.shape == other.shape and torch.allclose(one, other, 1e-3, 1e-4 * largest)
 
 
 def check_values(model: nn.Module) -> None:

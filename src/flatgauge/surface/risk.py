@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from flatgauge.runtime.distributed import ProcessGroup
+from flatgauge.estimators.linalg import ChunkedSum
+from flatgauge.runtime.distributed import SHARDED, ProcessGroup
 from flatgauge.runtime.isolation import isolate
 from flatgauge.runtime.resources import MemoryBudget, saved_bytes, trim_heap
 from flatgauge.surface.data import Batch, DataSource, tensors
@@ -28,9 +29,9 @@ from flatgauge.surface.derivatives import (
     GradientGraph,
     nodes_from,
 )
-from flatgauge.surface.losses import Loss, ModelLoss, float_tensors, logits_of
-from flatgauge.surface.model import SHARDED, FunctionalModel
-from flatgauge.surface.reduction import find_reduction
+from flatgauge.surface.losses import Loss, float_tensors, logits_of
+from flatgauge.surface.model import FlatLayout, FunctionalModel
+from flatgauge.surface.user_loss import Count, ModelLoss, find_reduction
 
 #: What one chunk's graph should take: large enough for efficient kernels, small enough that
 #: its tensors are still near the cache when the backward pass comes back to them.
@@ -70,6 +71,7 @@ class EmpiricalRisk:
     The loss surface is the sum of `total` over `chunks`, divided by `count`.
 
     Attributes:
+        denominator: What a chunk adds to `count`.
         count: The denominator of the whole data set.
         notes: What was assumed about the loss.
         listener: Called with the number of samples of every chunk that was used.
@@ -94,17 +96,16 @@ class EmpiricalRisk:
             model.settle_precision(partial(self._output, self._first_few(), own=loss.own))
             self.loss = self._choose_loss(loss)
             self._try_out()
+            given = self._given_count(denominator)
             try:
-                self._count_of, self.notes = self._find_count(model, denominator)
+                self.denominator, self.notes = self._find_count(model, given)
             except ValueError:
-                if model.dtype is torch.float64 or model.device.type == "mps":
-                    raise
-                if model.sharded:
+                if model.dtype is torch.float64 or model.device.type == "mps" or model.sharded:
                     raise
                 # Kernels round differently for one sample, and a ReLU may flip: look again in
                 # double precision before refusing.
                 try:
-                    self._count_of, self.notes = self._find_count(model.in_float64(), denominator)
+                    self.denominator, self.notes = self._find_count(model.in_float64(), given)
                 except ValueError as error:
                     if not model.coarse:
                         raise
@@ -112,38 +113,36 @@ class EmpiricalRisk:
         self.notes = [*self.loss.notes, *self._remarks, *self.notes]
         self._count_all()
 
-    def _find_count(
-        self, model: FunctionalModel, denominator: Callable[[Any], float] | None
-    ) -> tuple[Callable[[Batch], float], list[str]]:
+    def _given_count(self, denominator: Callable[[Any], float] | None) -> Count | None:
+        """What the loss is known to be a mean over, by itself or from the user."""
+        if denominator is not None:
+            return lambda batch: float(
+                denominator(batch.inputs if batch.target is None else batch.target)
+            )
+        return (lambda batch: self.loss.count(batch.target)) if self.loss.knows_count else None
+
+    def _find_count(self, model: FunctionalModel, given: Count | None) -> tuple[Count, list[str]]:
         """What the loss is a mean over, found by the model in some precision."""
-        return self.processes.run(
-            "the loss of samples",
-            lambda: find_reduction(
-                self.loss,
-                self._batches,
-                partial(self._entries, model),
-                denominator,
-                whole=not model.sharded,
-            ),
-        )
+        entries, whole = partial(self._entries, model), not model.sharded
+        find = partial(find_reduction, self.loss, self._batches, entries, given, whole=whole)
+        return self.processes.run("the loss of samples", find)
 
     @property
     def processes(self) -> ProcessGroup:
         """Who sums over the data together."""
         return self._batches.processes
 
-    def total(self, leaves: Sequence[Tensor], chunk: Batch) -> Tensor:
-        """The loss summed over a chunk, at given values of the trainable parameters."""
-        return self.total_of(self._model, leaves, chunk)
+    def total(
+        self, leaves: Sequence[Tensor], chunk: Batch, model: FunctionalModel | None = None
+    ) -> Tensor:
+        """The loss summed over a chunk, at given parameters (of the model in other precision)."""
+        return self.total_and_output(leaves, chunk, model)[0]
 
     def value(self, leaves: Sequence[Tensor], chunk: Batch, weight: float = 1.0) -> float:
         """The loss summed over a chunk, as a number; nothing is differentiated."""
-
-        def total() -> float:
-            returned = self._raw(self._model, leaves, chunk)
-            return float(self._to_total(returned, chunk))
-
-        return weight * self._model.with_parameters(leaves, total)
+        return weight * self._model.with_parameters(
+            leaves, lambda: float(self.total(leaves, chunk))
+        )
 
     def total_and_gradient(
         self, leaves: Sequence[Tensor], chunk: Batch, weight: float = 1.0
@@ -157,18 +156,55 @@ class EmpiricalRisk:
 
         return self._model.with_parameters(leaves, both)
 
+    def mean(
+        self, leaves: Sequence[Tensor], size: int, layout: FlatLayout | None
+    ) -> tuple[float, Tensor | None]:
+        """The mean loss over all data, with a `layout` its gradient too."""
+        sums = None
+        if layout is not None:
+            like = self._model.leaves[0]
+            sums = ChunkedSum(torch.zeros(layout.size, dtype=like.dtype, device=like.device))
+
+        def add_chunks() -> float:
+            total = 0.0
+            for batch, weight in self.rounds(size):
+                if layout is None or sums is None:
+                    total += self.value(leaves, batch, weight)
+                    continue
+                loss, pieces = self.total_and_gradient(leaves, batch, weight)
+                total += loss
+                layout.add(sums.partial, pieces)
+                sums.end_chunk()
+            return total
+
+        what = "the loss" if sums is None else "the gradient"
+        same = self._model.with_state(leaves)
+        value = self.processes.gather_sum(what, add_chunks, same=same) / self.count
+        if sums is None:
+            return value, None
+        gradient = self.processes.all_sum(sums.total()) / self.count
+        return value, gradient.to(self._model.dtype)
+
     def total_and_output(
-        self, leaves: Sequence[Tensor], chunk: Batch, *, check: bool = True
+        self,
+        leaves: Sequence[Tensor],
+        chunk: Batch,
+        model: FunctionalModel | None = None,
+        *,
+        check: bool = True,
     ) -> tuple[Tensor, Any]:
         """The loss summed over a chunk, and the output."""
-        output = self._model(leaves, chunk, with_labels=self.loss.own)
+        found, output = self._call(model or self._model, leaves, chunk, check=check)
+        return found if self.loss.knows_count else found * self.denominator(chunk), output
+
+    def _call(
+        self, model: FunctionalModel, leaves: Sequence[Tensor], chunk: Batch, *, check: bool = True
+    ) -> tuple[Tensor, Any]:
+        """What the loss returns, a total if its count is known, else a mean; and the output."""
+        output = model(leaves, chunk, with_labels=self.loss.own)
         if check:
             self.loss.check(output, chunk.target)
-        return self._to_total(self.loss.total(output, chunk.target), chunk), output
-
-    def denominator(self, chunk: Batch) -> float:
-        """What a chunk adds to `count`."""
-        return self._count_of(chunk)
+        return self.loss.total(output, chunk.target), output
 
     def chunks(self, size: int) -> Iterator[Batch]:
         """Every chunk that counts, in a fixed order, on the model's device."""
@@ -190,7 +226,7 @@ class EmpiricalRisk:
 
     def _read(self, size: int) -> Iterator[Batch]:
         for chunk in self._batches.chunks(size):
-            if self._count_of(chunk) != 0:
+            if self.denominator(chunk) != 0:
                 yield self._model.place(chunk)
             if self.listener is not None:
                 self.listener(chunk.samples)
@@ -205,7 +241,7 @@ class EmpiricalRisk:
         """The same data under another loss, whose count is known."""
         other = copy.copy(self)
         other._model, other.loss, other.notes, other._examples = model, loss, [], {}
-        other._count_of = lambda batch: loss.count(batch.target)
+        other.denominator = lambda batch: loss.count(batch.target)
         other.forget_costs()
         with isolate(model.model, model.device):
             other._try_out()
@@ -252,7 +288,7 @@ class EmpiricalRisk:
     def example(self, samples: int) -> Batch:
         """The first samples that count, the same in all processes, on the model's device."""
         if samples not in self._examples:
-            found = self._first(samples, lambda chunk: self._count_of(chunk) != 0)
+            found = self._first(samples, lambda chunk: self.denominator(chunk) != 0)
             self._examples[samples] = found.copy()  # A view would be copied with all data.
         return self._model.place(self._examples[samples])
 
@@ -264,14 +300,10 @@ class EmpiricalRisk:
         assert found is not None  # Else there is no data, or nothing in it counts.
         return found
 
-    def total_of(self, model: FunctionalModel, leaves: Sequence[Tensor], chunk: Batch) -> Tensor:
-        """The loss summed over a chunk, by another model (the model in double precision)."""
-        return self._to_total(self._raw(model, leaves, chunk), chunk)
-
     def _count_all(self) -> None:
         """Add up the denominator of the whole data set."""
         self.count = self.processes.gather_sum(
-            "the denominator", lambda: sum(self._count_of(batch) for batch in self._batches)
+            "the denominator", lambda: sum(self.denominator(batch) for batch in self._batches)
         )
         if not self.count > 0:
             raise ValueError(
@@ -279,29 +311,17 @@ class EmpiricalRisk:
                 "ignored or has weight zero, so there is no loss to measure."
             )
 
-    def _raw(self, model: FunctionalModel, leaves: Sequence[Tensor], chunk: Batch) -> Tensor:
-        """What the loss function itself returns: a total if its count is known, else a mean."""
-        output = model(leaves, chunk, with_labels=self.loss.own)
-        self.loss.check(output, chunk.target)
-        return self.loss.total(output, chunk.target)
-
-    def _to_total(self, returned: Tensor, chunk: Batch) -> Tensor:
-        """What a loss function returned for a chunk as a total."""
-        return returned if self.loss.knows_count else returned * self._count_of(chunk)
-
     def _entries(self, model: FunctionalModel, batch: Batch, *, gradient: bool = True) -> Tensor:
         """Loss and entries of the gradient of a small batch, as one vector."""
         # Some entries of every parameter say as much as all about how samples add up.
-        leaves = model.leaves
+        leaves, few = model.leaves, model.place(batch)
         if not gradient:
             with torch.no_grad():
-                alone = model.with_parameters(
-                    leaves, lambda: self._raw(model, leaves, model.place(batch))
-                )
-            return alone.reshape(1)
+                call = partial(self._call, model, leaves, few)
+                return model.with_parameters(leaves, call)[0].reshape(1)
 
         def loss_and_pieces() -> tuple[Tensor, Sequence[Tensor | None]]:
-            value = self._raw(model, leaves, model.place(batch))
+            value, _ = self._call(model, leaves, few)
             return value, model.differentiate(value, leaves)
 
         value, pieces = model.with_parameters(leaves, loss_and_pieces)
@@ -399,12 +419,8 @@ class EmpiricalRisk:
                     f"{_shapes(few.target)} (the first samples of the data): "
                     f"{type(error).__name__}: {error}"
                 ) from error
-        self._model.lay_out(few, self._output_and_loss)
-
-    def _output_and_loss(self, batch: Batch) -> tuple[Any, Any]:
-        """What model and loss give for a batch."""
-        output = self._model(self._model.leaves, batch, with_labels=self.loss.own)
-        return output, self.loss.total(output, batch.target)
+        call = partial(self._call, self._model, self._model.leaves, check=False)
+        self._model.lay_out(few, call)
 
 
 def _check_choice(loss: Loss, output: Any, target: Any) -> list[str]:

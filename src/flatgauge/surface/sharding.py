@@ -8,8 +8,8 @@ ranks together read every sample exactly once, and a `FunctionalModel`; that of 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -24,12 +24,46 @@ from torch.utils.data import (
     RandomSampler,
 )
 
+from flatgauge.estimators.linalg import is_finite
 from flatgauge.runtime.distributed import ProcessGroup
 from flatgauge.runtime.isolation import locate_errors
 from flatgauge.surface.data import EMPTY, Batch, DataSource, in_order, rebuild
 from flatgauge.surface.model import FunctionalModel, unwrap
 
+if TYPE_CHECKING:
+    from flatgauge.surface.surface import LossSurface
+
 T = TypeVar("T")
+
+
+def shared_processes(surfaces: Iterable[LossSurface]) -> ProcessGroup:
+    """Who measures some surfaces together."""
+    found = list({id(surface.processes): surface.processes for surface in surfaces}.values())
+    if len(found) > 1:
+        raise ValueError(
+            "the surfaces are measured by different processes; give all of them the same "
+            "`processes=`."
+        )
+    return found[0]
+
+
+def check_options(chunk: Any, dtype: Any, weight_decay: Any, **switches: Any) -> None:
+    """Refuse settings that mean nothing; switches are true or false, or None where allowed."""
+    whole = isinstance(chunk, int) and not isinstance(chunk, bool)
+    if chunk is not None and (not whole or chunk < 1):
+        raise ValueError(f"`chunk={chunk!r}` must be a number of samples, at least 1, or None.")
+    if not is_finite(weight_decay) or weight_decay < 0:
+        raise ValueError(f"`weight_decay={weight_decay!r}` must be a finite number of at least 0.")
+    if dtype is not None and not isinstance(dtype, torch.dtype):
+        raise TypeError(f"`dtype={dtype!r}` must be torch.float32, torch.float64 or None.")
+    if dtype not in (None, torch.float32, torch.float64):
+        raise ValueError(
+            f"`dtype={dtype}` is too coarse for second derivatives; use torch.float32, "
+            "torch.float64, or None to follow the model."
+        )
+    for name, value in switches.items():
+        if not isinstance(value, bool) and not (value is None and name == "sharded"):
+            raise TypeError(f"`{name}={value!r}` is a {type(value).__name__}; give True or False.")
 
 
 def make_functional(

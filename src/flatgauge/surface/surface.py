@@ -11,17 +11,16 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from numbers import Real
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from flatgauge.estimators.linalg import ChunkedSum, to_float64
+from flatgauge.estimators.linalg import to_float64
 from flatgauge.graph.export import ExportedGraphs
-from flatgauge.runtime.distributed import ProcessGroup, resolve_processes
+from flatgauge.runtime.distributed import SHARDED, resolve_processes
 from flatgauge.runtime.isolation import (
     PROCESS_LOCK,
     computed_tensors,
@@ -31,10 +30,11 @@ from flatgauge.runtime.isolation import (
 from flatgauge.runtime.resources import MemoryBudget, available_bytes, parse_bytes, resident_bytes
 from flatgauge.surface.derivatives import DESCRIPTIONS, Method
 from flatgauge.surface.hvp import GraphOwner, HessianProducts, differences_of_gradient
-from flatgauge.surface.losses import Loss, resolve_loss
-from flatgauge.surface.model import SHARDED, FlatLayout, FunctionalModel, as_tensor
+from flatgauge.surface.losses import Loss
+from flatgauge.surface.model import FlatLayout, FunctionalModel, as_tensor
 from flatgauge.surface.risk import EmpiricalRisk, check_finite, finite_loss
-from flatgauge.surface.sharding import make_functional, shard
+from flatgauge.surface.sharding import check_options, make_functional, shard
+from flatgauge.surface.user_loss import resolve_loss
 
 T = TypeVar("T")
 
@@ -151,11 +151,14 @@ class LossSurface:
         self.processes = resolve_processes(processes)
         with self.processes.scope("LossSurface"), PROCESS_LOCK, torch.inference_mode(False):
             _check_order(model, loss, data)
-            _check_options(chunk, dtype, weight_decay, check_data=check_data, sharded=sharded)
+            check_options(chunk, dtype, weight_decay, check_data=check_data, sharded=sharded)
             resolved = resolve_loss(loss, denominator)
             before = resident_bytes()
             self._functional_model = make_functional(model, dtype, self.processes)
-            self.memory = self._memory_for(memory)
+            shared = self.processes.ranks_on_host if self.device.type == "cpu" else 1
+            free = available_bytes(self.device) // (2 * shared)
+            free = free if memory == "auto" else parse_bytes(memory)
+            self.memory = min(self.processes.all_gather(free))
             self.data = shard(
                 data, self.processes, sharded=sharded, room=self.memory // 4, check=check_data
             )
@@ -269,11 +272,6 @@ class LossSurface:
         return DESCRIPTIONS[self.try_out_products()]
 
     @property
-    def exact_products(self) -> bool:
-        """Whether Hessian products are right up to rounding: not by differences."""
-        return self.try_out_products() != "differences"
-
-    @property
     def notes(self) -> list[str]:
         """What was assumed or done to make model, loss and data one fixed function."""
         parts = (self._functional_model, self.data, self.risk, self._hvp)
@@ -323,7 +321,7 @@ class LossSurface:
 
     def _evaluate(self, point: Point | None, *, slope: bool) -> tuple[float, Tensor | None]:
         """The mean loss, with `slope` its gradient too; kept for the model's own parameters."""
-        here, risk = point is None, self.risk
+        here = point is None
         if here:
             self.data.check_contents()
         with isolate(self.model, self.device), torch.set_grad_enabled(slope):
@@ -334,29 +332,11 @@ class LossSurface:
                 return self._value, self._gradient.clone()
             if slope:
                 self._hvp.check_gradient()
-            leaves, chunk = self._leaves(point), self.chunk
-            sums = ChunkedSum(torch.zeros(self.size * slope, dtype=self.dtype, device=self.device))
-
-            def add_chunks() -> float:
-                total = 0.0
-                for batch, weight in risk.rounds(chunk):
-                    if slope:
-                        loss, pieces = risk.total_and_gradient(leaves, batch, weight)
-                        total += loss
-                        self._layout.add(sums.partial, pieces)
-                        sums.end_chunk()
-                    else:
-                        total += risk.value(leaves, batch, weight)
-                return total
-
-            same = self._functional_model.with_state(leaves)
-            what = "the gradient" if slope else "the loss"
-            total = self.processes.gather_sum(what, add_chunks, same=same)
-            value, gradient = total / risk.count + self.penalty(leaves), None
-            if slope:
-                gradient = (self.processes.all_sum(sums.total()) / risk.count).to(self.dtype)
-                if self.weight_decay:
-                    gradient += self.weight_decay * self._layout.flat([x.detach() for x in leaves])
+            leaves, layout = self._leaves(point), self._layout if slope else None
+            value, gradient = self.risk.mean(leaves, self.chunk, layout)
+            value += self.penalty(leaves)
+            if gradient is not None and self.weight_decay:
+                gradient += self.weight_decay * self._layout.flat([x.detach() for x in leaves])
             if here:
                 self._value = finite_loss(value)
             if here and gradient is not None:
@@ -547,13 +527,7 @@ class LossSurface:
         return other
 
     def with_loss(self, loss: Loss) -> LossSurface:
-        """The same model and data under another loss of known count, made once.
-
-        It has no weight decay, follows the model as this surface does, and its products count here.
-
-        Raises:
-            ValueError: If the model is sharded.
-        """  # noqa: DOC201
+        """The same model and data under another loss, without weight decay; made once."""
         if self._functional_model.sharded:
             raise ValueError(SHARDED)
 
@@ -595,13 +569,6 @@ class LossSurface:
             "the surface again with LossSurface(model, loss, data)."
         )
 
-    def _memory_for(self, memory: str | int) -> int:
-        """The memory budget of every process: the smallest that one has by itself."""
-        if memory != "auto":
-            return min(self.processes.all_gather(parse_bytes(memory)))
-        shared = self.processes.ranks_on_host if self.device.type == "cpu" else 1
-        return min(self.processes.all_gather(available_bytes(self.device) // (2 * shared)))
-
     def _follow(self) -> None:
         """Notice a changed model: forget everything computed at its old parameters."""
         with PROCESS_LOCK, torch.inference_mode(False):
@@ -627,56 +594,9 @@ class LossSurface:
         return [part.clone().requires_grad_() for part in self._layout.pieces(moved)]
 
 
-def shared_processes(surfaces: Iterable[LossSurface]) -> ProcessGroup:
-    """Who measures some surfaces together."""
-    found = list({id(surface.processes): surface.processes for surface in surfaces}.values())
-    if len(found) > 1:
-        raise ValueError(
-            "the surfaces are measured by different processes; give all of them the same "
-            "`processes=`."
-        )
-    return found[0]
-
-
-def share_graphs(surfaces: Iterable[LossSurface]) -> None:
-    """Let surfaces use each other's exported graphs, where their models have one structure."""
-    graphs: ExportedGraphs | None = None
-    for surface in surfaces:
-        graphs = surface.graphs = graphs or surface.graphs
-
-
-def is_finite(value: Any) -> bool:
-    """Whether something is a finite real number that fits double precision."""
-    if isinstance(value, bool) or not isinstance(value, Real):
-        return False
-    try:
-        return math.isfinite(value)
-    except OverflowError:
-        return False
-
-
 def _check_order(model: Any, loss: Any, data: Any) -> None:
     """Catch arguments in the wrong order, as other tools have them."""
     misplaced = isinstance(loss, nn.Module) and not isinstance(model, nn.Module)
     if misplaced or isinstance(data, nn.Module):
         kinds = ", ".join(type(item).__name__ for item in (model, loss, data))
         raise TypeError(f"LossSurface got ({kinds}); the order is LossSurface(model, loss, data).")
-
-
-def _check_options(chunk: Any, dtype: Any, weight_decay: Any, **switches: Any) -> None:
-    """Refuse settings that mean nothing; switches are true or false, or None where allowed."""
-    whole = isinstance(chunk, int) and not isinstance(chunk, bool)
-    if chunk is not None and (not whole or chunk < 1):
-        raise ValueError(f"`chunk={chunk!r}` must be a number of samples, at least 1, or None.")
-    if dtype is not None and not isinstance(dtype, torch.dtype):
-        raise TypeError(f"`dtype={dtype!r}` must be torch.float32, torch.float64 or None.")
-    if dtype not in (None, torch.float32, torch.float64):
-        raise ValueError(
-            f"`dtype={dtype}` is too coarse for second derivatives; use torch.float32, "
-            "torch.float64, or None to follow the model."
-        )
-    if not is_finite(weight_decay) or weight_decay < 0:
-        raise ValueError(f"`weight_decay={weight_decay!r}` must be a finite number of at least 0.")
-    for name, value in switches.items():
-        if not isinstance(value, bool) and not (value is None and name == "sharded"):
-            raise TypeError(f"`{name}={value!r}` is a {type(value).__name__}; give True or False.")

@@ -32,7 +32,8 @@ from flatgauge.analysis.request import Progress, show_progress
 from flatgauge.estimators.linalg import check_seed
 from flatgauge.runtime.distributed import ProcessGroup
 from flatgauge.surface.model import digest
-from flatgauge.surface.surface import LossSurface, shared_processes
+from flatgauge.surface.sharding import shared_processes
+from flatgauge.surface.surface import LossSurface
 
 
 @overload

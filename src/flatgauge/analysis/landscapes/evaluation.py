@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flatgauge.runtime.distributed import SHARDED
 from flatgauge.runtime.isolation import isolate
 from flatgauge.surface.data import IGNORED, Batch, tensors
 from flatgauge.surface.losses import prediction
-from flatgauge.surface.model import SHARDED
 from flatgauge.surface.surface import LossSurface
 
 #: Points are stacked where one of them is less work on a chunk than this (weights and activations,

@@ -10,7 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Generator, Tensor
 
-from flatgauge.surface.surface import LossSurface, is_finite
+from flatgauge.estimators.linalg import is_finite
+from flatgauge.surface.surface import LossSurface
 
 
 class Space(ABC):
