@@ -22,7 +22,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.run: pyproject.toml constraints.txt | $(BIN)/python
-	$(PIP) -e ".[data]"
+	$(PIP) -e .
 	@touch $@
 
 # Networks of other people for the tests, without dependencies: they would bring another torch.

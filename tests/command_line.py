@@ -65,6 +65,23 @@ class Slow(nn.Module):
         time.sleep(60)
         return self.linear(x)
 
+class Interrupted(nn.Linear):
+    """Ctrl-C comes while it runs."""
+
+    def __init__(self):
+        super().__init__(6, 3)
+
+    def forward(self, x):
+        raise KeyboardInterrupt
+
+class InterruptedLater(Interrupted):
+    """The same from the moment on that something is saved."""
+
+    def forward(self, x):
+        import pathlib
+        saved = pathlib.Path("kept.json").exists()
+        return super().forward(x) if saved else nn.functional.linear(x, self.weight, self.bias)
+
 class Stalling(Slow):
     """Slow from the moment on that something is saved."""
 

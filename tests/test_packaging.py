@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
+import tomllib
 from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
 import flatgauge
-
-if sys.version_info < (3, 11):
-    tomllib = pytest.importorskip("tomli")
-else:
-    import tomllib
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
@@ -40,12 +35,13 @@ def test_the_version_is_stated_once():
 
 
 def test_every_file_of_the_package_is_shipped_and_no_other_kind():
-    patterns = PROJECT["tool"]["setuptools"]["package-data"]["flatgauge"]
+    patterns = sum(PROJECT["tool"]["setuptools"]["package-data"].values(), [])
     files = [name.removeprefix("src/flatgauge/") for name in tracked("src")]
     others = [name for name in files if not name.endswith(".py")]
     assert "py.typed" in others
     assert [name for name in others if not any(fnmatch(name, p) for p in patterns)] == []
-    assert {Path(name).suffix for name in others} == {".css", ".html", ".js", ".pyi", ".typed"}
+    forms = {".css", ".html", ".js", ".json", ".npz", ".pyi", ".typed"}
+    assert {Path(name).suffix for name in others} == forms
     folders = {str(Path(name).parent) for name in files if name.endswith(".py")}
     assert [f for f in folders if not (ROOT / "src/flatgauge" / f / "__init__.py").exists()] == []
 
@@ -58,4 +54,4 @@ def test_extras_that_are_named_exist():
             text = (ROOT / name).read_text(encoding="utf-8")
             for found in re.findall(r"flatgauge\[([a-z, ]+)\]", text):
                 named |= set(found.replace(" ", "").split(","))
-    assert {"data", "hf", "lightning"} <= named <= extras
+    assert {"hf", "lightning"} <= named <= extras

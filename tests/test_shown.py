@@ -161,7 +161,6 @@ def test_readme_takes_a_minute():
 
 
 def test_the_picture_shows_what_the_run_gives():
-    pytest.importorskip("sklearn")
     script = runpy.run_path(str(ROOT / "docs/figures/rescaled.py"))
     drawn = script["numbers_in"](ROOT / "docs/figures/rescaled.png")
     assert drawn["change of outputs"] == 0

@@ -14,7 +14,6 @@ import flatgauge as fg
 from flatgauge.measures import registry
 
 pytest.importorskip("sphinx_gallery", reason="Sphinx is not installed (extra `docs`)")
-pytest.importorskip("sklearn", reason="the gallery needs the digits (extra `data`)")
 
 pytestmark = pytest.mark.slow
 

@@ -9,7 +9,7 @@ import torch
 from command_line import QUICK, call, fill
 
 import flatgauge as fg
-from flatgauge.cli.model_words import is_model, names_of, read_models
+from flatgauge.cli.session import is_model, names_of, read_models
 from flatgauge.loading.models import build_model
 
 WORDS = ("--data", "data.npz", *QUICK)

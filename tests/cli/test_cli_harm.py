@@ -11,7 +11,7 @@ import typer
 from command_line import QUICK, call, fill
 
 import flatgauge as fg
-from flatgauge.cli.keeping import keeping
+from flatgauge.cli.saving import saving_results
 from flatgauge.loading.models import build_model
 from flatgauge.surface.examples import bowl
 
@@ -214,8 +214,8 @@ def test_results_that_cannot_be_saved_are_printed_when_a_run_is_cut_short(capsys
     expected = typer.Exit if error is KeyboardInterrupt else error
 
     def cut_short() -> None:
-        with keeping("/dev/full", None, json=False) as keeper:
-            keeper(fg.measure(bowl([1.0]), measures=["hessian_trace"]))
+        with saving_results("/dev/full", None, json=False) as writer:
+            writer(fg.measure(bowl([1.0]), measures=["hessian_trace"]))
             raise error("stop")
 
     with pytest.raises(expected, match=r"130|stop"):

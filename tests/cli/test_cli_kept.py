@@ -11,7 +11,7 @@ import typer
 from command_line import QUICK, call, fill, interrupt, start
 
 import flatgauge as fg
-from flatgauge.cli.keeping import keeping
+from flatgauge.cli.saving import saving_results
 from flatgauge.surface.examples import bowl
 
 
@@ -46,24 +46,22 @@ def test_ctrl_c_leaves_finished_measures_on_disk(folder):
     assert not [name for name in os.listdir(folder) if name.startswith(".flatgauge")]
 
 
-def test_ctrl_c_in_a_comparison(folder):
-    """A real process, stopped in its first model; the page holds what is finished."""
-    torch.save(torch.nn.Linear(6, 3).state_dict(), "w.pt")
-    words = ("compare", "nets.py:Stalling", "nets.py:small", "--data", "data.npz", *QUICK)
-    process = start(*words, "--save", "kept.json")
-    code, _, err = interrupt(process, folder / "started")
+def test_ctrl_c_in_a_comparison(folder, monkeypatch, capsys):
+    """Stopped in its first model."""
+    words = ("compare", "nets.py:InterruptedLater", "nets.py:small", "--data", "data.npz", *QUICK)
+    code, _, err = call(monkeypatch, capsys, *words, "--save", "kept.json")
     assert code == 130
     assert "interrupted: 1 of 4 measures are finished, in kept.json" in err
     comparison = fg.Comparison.from_json(folder / "kept.json")
-    assert (list(comparison), comparison.complete) == (["Stalling"], False)
+    assert (list(comparison), comparison.complete) == (["InterruptedLater"], False)
 
 
 def stopped(error: BaseException, save=None, html=None, *, as_json=False, total=5) -> None:
     """A run that ends with an error after its first measure."""
-    with keeping(save, html, json=as_json) as keeper:
-        keeper.total = total
+    with saving_results(save, html, json=as_json) as writer:
+        writer.total = total
         report = fg.measure(bowl([1.0]), measures=["hessian_trace"])
-        keeper(fg.Report(report.estimates, report.facts, complete=False))
+        writer(fg.Report(report.estimates, report.facts, complete=False))
         raise error
 
 
@@ -128,9 +126,9 @@ class Fixed(torch.nn.Linear):
 
 def illustrated(error: type[BaseException], html: str) -> None:
     surface = fg.LossSurface(Fixed(error), "mse", (torch.eye(2), torch.ones(2, 1)))
-    with keeping(None, html, json=False) as keeper:
-        keeper(fg.measure(surface, measures=["hessian_max_eigenvalue"]))
-        keeper.illustrate({"Fixed": surface}, ["certificate"], 0)
+    with saving_results(None, html, json=False) as writer:
+        writer(fg.measure(surface, measures=["hessian_max_eigenvalue"]))
+        writer.add_extras({"Fixed": surface}, ["certificate"], 0)
 
 
 def test_ctrl_c_while_pictures_are_computed_keeps_those_that_are_finished(tmp_path):
@@ -148,8 +146,8 @@ def test_a_picture_that_cannot_be_had_is_a_remark(tmp_path):
     assert "no landscape (layers): moved" in path.read_text()
 
 
-def test_ctrl_c_in_a_landscape_says_what_is_kept(folder):
-    process = start("landscape", "nets.py:Slow", "--data", "data.npz", "--space", "weights")
-    code, out, err = interrupt(process, folder / "started")
+def test_ctrl_c_in_a_landscape_says_what_is_kept(folder, monkeypatch, capsys):
+    words = ("landscape", "nets.py:Interrupted", "--data", "data.npz", "--space", "weights")
+    code, out, err = call(monkeypatch, capsys, *words)
     assert (code, out) == (130, "")
     assert "interrupted: nothing is kept without --save FILE" in err

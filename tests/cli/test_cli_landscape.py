@@ -97,9 +97,9 @@ def test_a_file_is_continued_and_not_mixed(run):
 
 
 def test_errors_are_one_line(run):
-    code, _, err = run("--weights", "a.pt", "--space", "moon")
+    code, _, err = run("--weights", "a.pt", "--dims", "3")
     assert code == 2
-    assert err.splitlines()[-1].startswith("error: there is no space 'moon'")
+    assert err.splitlines()[-1].startswith("error: `dims=3` must be 1 or 2")
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_errors_are_one_line(run):
         (("--png", "no/x.png"), "there is no folder"),
         (("--html", "."), "is a folder"),
         (("--png", "x.foo"), "does not end in a form of picture"),
-        (("--what", "height"), "must be 'loss' or 'accuracy'"),
+        (("--what", "height"), "'height' is not one of"),
         (("--kind", "curve"), "cannot show a plane"),
         (("--kind", "surface", "--to", "b.pt"), "cannot show a line"),
     ],

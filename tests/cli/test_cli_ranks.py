@@ -13,6 +13,7 @@ import pytest
 import rank_programs
 
 import flatgauge as fg
+from flatgauge.cli.options import SurfaceOptions
 from flatgauge.cli.session import open_surface
 
 NETS = """
@@ -68,18 +69,8 @@ def test_ranks_measure_together(torchrun, tmp_path, monkeypatch):
     assert "the data are the same on all 2 ranks" in printed["facts"]["notes"][0]
     assert done.stderr.count("wrote run.json") == 1
     monkeypatch.chdir(tmp_path)
-    words = {"weights": None, "loss": "cross_entropy", "split": "train", "mean": None, "std": None}
-    surface, _ = open_surface(
-        **words,
-        model="nets.py:net",
-        data="data.npz",
-        limit=30,
-        dtype="float64",
-        device="cpu",
-        memory="auto",
-        weight_decay=0.0,
-        seed=0,
-    )
+    options = SurfaceOptions(data="data.npz", loss="cross_entropy", limit=30, dtype="float64")
+    surface, _ = open_surface("nets.py:net", None, options)
     report = fg.measure(surface, measures=names)
     for name in names:
         assert printed["measures"][name]["value"] == pytest.approx(report[name].value, rel=1e-12)
@@ -98,7 +89,7 @@ def test_a_rank_that_fails_ends_the_command_on_all(torchrun):
 
 
 def test_a_command_for_one_process_says_so(monkeypatch):
-    from flatgauge.cli.ranks import run_together
+    from flatgauge.cli.torchrun import run_together
 
     monkeypatch.setattr(sys, "argv", ["flatgauge", "study", "batch-size"])
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")

@@ -16,7 +16,7 @@ import flatgauge as fg
 from flatgauge.analysis.formatting import one_line, printable
 from flatgauge.analysis.request import progress_bar
 from flatgauge.cli import main
-from flatgauge.cli.model_words import names_of
+from flatgauge.cli.session import names_of
 from flatgauge.report.tables import Cell, Column, Table, print_tables
 from flatgauge.surface.examples import bowl
 

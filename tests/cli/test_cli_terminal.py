@@ -5,25 +5,20 @@ from __future__ import annotations
 import json
 import os
 import re
-import shlex
-import shutil
-import subprocess
 import sys
+from typing import get_args
 
 import pytest
-from command_line import QUICK, call, fill, flatgauge
+from command_line import QUICK, call, fill
 
 from flatgauge.analysis.landscapes import SPACES
 from flatgauge.analysis.request import time_left
-from flatgauge.cli import app, completion
-from flatgauge.cli.extras import PARTS
+from flatgauge.cli import app
+from flatgauge.cli.landscape import SpaceName
+from flatgauge.cli.spectrum import GeometryName
 from flatgauge.geometry import GEOMETRIES
-from flatgauge.loading.datasets import BUILTIN
 from flatgauge.measures import registry
 from flatgauge.report.formulas import readable, unicode_formula
-from flatgauge.studies.pool import ENGINES
-from flatgauge.studies.published import PRESETS, STUDIES
-from flatgauge.surface.losses import NAMED
 
 COMMANDS = [command.callback.__name__ for command in app.registered_commands]
 
@@ -71,39 +66,30 @@ def test_unknown_commands_and_options(run):
 # -- completion -------------------------------------------------------------------------------
 
 
-def completed(words: str, position: int) -> list[str]:
-    """What bash would be offered, from a process of its own."""
-    asked = {"_FLATGAUGE_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": position}
-    environment = os.environ | {key: str(value) for key, value in asked.items()}
-    return flatgauge(env=environment).stdout.split()
+@pytest.fixture
+def completed(monkeypatch, capsys):
+    """What bash would be offered."""
+
+    def complete(words: str, position: int) -> list[str]:
+        monkeypatch.setenv("_FLATGAUGE_COMPLETE", "complete_bash")
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(position))
+        return call(monkeypatch, capsys)[1].split()
+
+    return complete
 
 
-def test_the_shell_completes_commands_measures_and_data():
+def test_the_shell_completes_commands_measures_and_choices(completed):
     assert completed("flatgauge comp", 1) == ["compare"]
     assert completed("flatgauge measure -m rho", 3) == ["rho_max", "rho_sum"]
-    assert completed("flatgauge compare --data fa", 3) == ["fashion-mnist:"]
+    assert completed("flatgauge measure -m balanced:rho_m", 3) == ["balanced:rho_max"]
+    assert completed("flatgauge measure --split te", 3) == ["test"]
+    assert completed("flatgauge landscape --space fi", 3) == ["filters"]
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash here")
-def test_the_script_for_the_shell_that_asks():
-    asked = f"{shlex.quote(sys.executable)} -m flatgauge --show-completion; exit $?"
-    done = subprocess.run(["bash", "-c", asked], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "_flatgauge_completion" in done.stdout
-
-
-def test_what_is_completed_is_what_there_is():
-    own = [item.name for item in registry if item.function.__module__.startswith("flatgauge.")]
-    assert sorted(completion.measure_names()) == sorted(own)
-    assert completion.complete_measure("balanced:rho_m") == ["balanced:rho_max"]
-    assert [name.rstrip(":") for name in completion.DATA] == list(BUILTIN)
-    assert sorted(completion.SPACES) == sorted(SPACES)
-    assert sorted(completion.GEOMETRIES) == sorted(GEOMETRIES)
-    assert (tuple(STUDIES), PRESETS) == (completion.STUDIES, completion.PRESETS)
-    assert completion.ENGINES == ENGINES
-    assert completion.PARTS == PARTS
-    assert sorted({*NAMED, "output", "auto"}) == sorted(completion.LOSSES)
-    assert completion.complete_data("./") == []
+def test_choices_are_what_there_is():
+    assert sorted(get_args(SpaceName)) == sorted(SPACES)
+    assert sorted(get_args(GeometryName)) == sorted(GEOMETRIES)
 
 
 # -- colours and bars -------------------------------------------------------------------------
@@ -141,17 +127,17 @@ def test_a_dumb_terminal_gets_plain_text(run, monkeypatch):
     assert "\x1b" not in out + err
 
 
-def test_the_bar_goes_to_a_terminal_on_stderr_and_json_stays_clean(run):
-    pty = pytest.importorskip("pty")
-    master, slave = pty.openpty()
-    words = [sys.executable, "-m", "flatgauge", *MEASURED, "--json"]
-    environment = os.environ | {"TERM": "xterm", "COLUMNS": "100"}
-    done = subprocess.run(words, stdout=subprocess.PIPE, stderr=slave, env=environment)
-    os.close(slave)
+def test_the_bar_goes_to_a_terminal_on_stderr_and_json_stays_clean(run, monkeypatch):
+    master, slave = pytest.importorskip("pty").openpty()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    with os.fdopen(slave, "w") as terminal, monkeypatch.context() as patch:
+        patch.setattr(sys, "stderr", terminal)
+        code, out, _ = run(*MEASURED, "--json")
     shown = os.read(master, 100_000).decode(errors="replace")
     os.close(master)
-    assert done.returncode == 0
-    assert set(json.loads(done.stdout)["measures"]) == {QUICK[1], QUICK[3]}
+    assert code == 0
+    assert set(json.loads(out)["measures"]) == {QUICK[1], QUICK[3]}
     assert "passes" in shown
 
 

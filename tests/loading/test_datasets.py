@@ -3,7 +3,6 @@
 import copy
 import os
 import pickle
-import sys
 import zipfile
 from textwrap import dedent
 
@@ -43,10 +42,14 @@ def test_digits_are_split_within_each_class():
     assert len(rows.unique(dim=0)) == 1797
 
 
-def test_digits_without_scikit_learn(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(ImportError, match=r'run `pip install "flatgauge\[data\]"`'):
-        load_dataset("digits")
+def test_digits_are_those_of_scikit_learn():
+    bunch = pytest.importorskip("sklearn.datasets").load_digits()
+    parts = [load_dataset("digits", split=split) for split in ("train", "test")]
+    images = np.concatenate([part.inputs.numpy()[:, 0] * 16 for part in parts])
+    labels = np.concatenate([part.targets.numpy() for part in parts])
+    found = {(image.tobytes(), label) for image, label in zip(images, labels, strict=True)}
+    pairs = zip(bunch.images.astype("float32"), bunch.target, strict=True)
+    assert found == {(image.tobytes(), label) for image, label in pairs}
 
 
 @pytest.mark.parametrize("mean", [0.25, [0.25], (0.1, 0.2, 0.3)])

@@ -1,4 +1,8 @@
-"""The command line: arguments in, a public function called, its result printed."""
+"""The application that commands enter themselves in, and how it ends on errors.
+
+An error is one line on standard error, with the line of the user's code that it came from, and exit
+code 2; `--debug` shows the traceback.
+"""
 
 from __future__ import annotations
 
@@ -13,29 +17,15 @@ import typer
 from typer.core import TyperGroup
 
 from flatgauge.cli.interrupts import INTERRUPTED
-from flatgauge.cli.ranks import Stopped, rank, run_together, several, speaks
-from flatgauge.cli.streams import lasting_streams, show, tell
+from flatgauge.cli.streams import lasting_streams, log, show
+from flatgauge.cli.torchrun import Stopped, rank, reports_error, run_together, under_torchrun
 
 
 class Commands(TyperGroup):
     """All commands; only they choose the code with which the program ends."""
 
     def invoke(self, ctx: Any) -> Any:
-        """Run a command.
-
-        Args:
-            ctx: Its arguments.
-
-        Returns:
-            What it returns.
-
-        Raises:
-            Stopped: If `torchrun` stops this process.
-            typer.BadParameter: If an option is given what it does not take.
-            RuntimeError: If the user's code ends the program, or raises what Typer would take for
-                an end of the program.
-            OSError: If the reader of a pipe that is written to has ended.
-        """
+        """Run a command; what the user's code ends the program with becomes an error."""
         try:
             return super().invoke(ctx)
         except Stopped:
@@ -44,7 +34,7 @@ class Commands(TyperGroup):
             error.message += _given(error.param)
             raise
         except KeyboardInterrupt:
-            tell("interrupted")
+            log("interrupted")
             end(INTERRUPTED)
         except SystemExit as ended:
             code = "" if ended.code is None else repr(ended.code)
@@ -60,14 +50,7 @@ class Commands(TyperGroup):
 
 
 def end(code: int) -> NoReturn:
-    """End a command; `sys.exit` is what the user's code ends it with.
-
-    Args:
-        code: That the program returns.
-
-    Raises:
-        typer.Exit: Always.
-    """
+    """End a command with this code; `sys.exit` is what the user's code ends it with."""
     raise typer.Exit(code)
 
 
@@ -89,7 +72,7 @@ app = typer.Typer(
 )
 
 #: What a wrong call, file or model raises, with a message that says what to do.
-_TEACHING = (ValueError, TypeError, OSError, ImportError, MemoryError, AttributeError)
+_EXPLAINED = (ValueError, TypeError, OSError, ImportError, MemoryError, AttributeError)
 
 
 def _version(asked: bool) -> None:
@@ -127,12 +110,12 @@ def main() -> None:
         except BaseException as error:
             if "--debug" in sys.argv:
                 raise
-            if speaks(error):
+            if reports_error(error):
                 text = f"error: {_message(error)}"
                 if rank():  # Whose standard error leads nowhere.
                     print(text, file=sys.__stderr__)
                 else:
-                    tell(text)
+                    log(text)
             sys.exit(2)
 
 
@@ -146,7 +129,7 @@ def _run(closed: bool) -> None:
     _refuse_empty(sys.argv[1:])
     run = partial(app, prog_name="flatgauge")
     try:
-        if several():
+        if under_torchrun():
             run_together(run)
         run()
     finally:
@@ -169,14 +152,14 @@ def _message(error: BaseException) -> str:
     """What went wrong; for an error of the user's code, where."""
     kind = type(error).__name__
     text = str(error) or kind
-    if not isinstance(error, _TEACHING):
+    if not isinstance(error, _EXPLAINED):
         text = f"{kind}: {error}" if str(error) else kind
     where = _place(error)
     if where and where in str(error):
         return str(error)
     if where:
         return text + where
-    return text if isinstance(error, _TEACHING) else f"{text} (--debug shows the traceback)"
+    return text if isinstance(error, _EXPLAINED) else f"{text} (--debug shows the traceback)"
 
 
 def _place(error: BaseException | None) -> str:

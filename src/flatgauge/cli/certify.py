@@ -6,95 +6,64 @@ import sys
 from contextlib import redirect_stdout
 from typing import Annotated
 
-import typer
-
-from flatgauge.cli.application import app, end
+from flatgauge.cli.application import end
 from flatgauge.cli.options import (
     WHAT,
-    CertifiedMeasures,
-    Data,
-    Debug,
-    Device,
-    Dtype,
     Json,
-    Limit,
-    LossName,
-    Mean,
-    Memory,
     Model,
-    Seed,
-    Split,
-    Std,
-    Threads,
-    WeightDecay,
+    SurfaceOptions,
     Weights,
-    examples,
+    measures_option,
+    option,
+    surface_command,
 )
-from flatgauge.cli.output import opened, print_result, watched
+from flatgauge.cli.output import print_result, shows_progress
 
 
-@app.command(
-    epilog=examples(
-        "flatgauge certify nets.py:lenet --weights a.pt --data mnist:data --limit 200",
-        "flatgauge certify nets.py:lenet --data digits -m rho_sum -m psi_trace",
-        "flatgauge certify nets.py:lenet --data digits --limit 50 --all --json",
-    )
+@surface_command(
+    "flatgauge certify nets.py:lenet --weights a.pt --data mnist:data --limit 200",
+    "flatgauge certify nets.py:lenet --data digits -m rho_sum -m psi_trace",
+    "flatgauge certify nets.py:lenet --data digits --limit 50 --all --json",
 )
 def certify(
-    ctx: typer.Context,
-    *,
+    options: SurfaceOptions,
     model: Model,
     weights: Weights = None,
-    dtype: Dtype = None,
-    data: Data,
-    loss: LossName = "auto",
-    split: Split = "train",
-    limit: Limit = None,
-    mean: Mean = None,
-    std: Std = None,
-    weight_decay: WeightDecay = 0.0,
-    measures: CertifiedMeasures = None,
-    every: Annotated[
-        bool, typer.Option("--all", help="Certify every measure.", rich_help_panel=WHAT)
-    ] = False,
+    measures: Annotated[list[str] | None, measures_option("those of the shared sweep")] = None,
+    every: Annotated[bool, option("Certify every measure.", WHAT, "--all")] = False,
     trials: Annotated[
-        int,
-        typer.Option(
-            metavar="N", min=1, help="Moves per group and kind of factor.", rich_help_panel=WHAT
-        ),
+        int, option("Moves per group and kind of factor.", WHAT, metavar="N", min=1)
     ] = 3,
     log2_range: Annotated[
-        float,
-        typer.Option(
-            metavar="X", help="How far scales are moved, in powers of two.", rich_help_panel=WHAT
-        ),
+        float, option("How far scales are moved, in powers of two.", WHAT, metavar="X")
     ] = 6.0,
     json: Json = False,
-    seed: Seed = 0,
-    threads: Threads = None,
-    device: Device = "cpu",
-    memory: Memory = "auto",
-    debug: Debug = False,
 ) -> None:
     """Rewrite a model in every way it allows and see which measures move; exit 1 if a claim fails.
 
     Without -m and --all, the measures that are read from the shared sweep are certified. What is
     proved does not depend on the number of samples: a few hundred (--limit) are enough.
     """
+    _check_exclusive(every, measures)
     import flatgauge as fg
-    from flatgauge.cli.session import read_certified, set_threads
+    from flatgauge.cli.session import open_surface, read_measures
 
-    set_threads(threads)
-    wanted = read_certified(measures or [], every=every)
+    wanted = "all" if every else read_measures(measures or [])
     with redirect_stdout(sys.stderr):
-        surface, notes = opened(ctx)
+        surface, notes = open_surface(model, weights, options)
         certificate = fg.certify(
             surface,
             measures=wanted,
             trials=trials,
             log2_range=log2_range,
-            seed=seed,
-            progress=watched(),
+            seed=options.seed,
+            progress=shows_progress(),
         )
     print_result(certificate, json, notes)
     end(0 if certificate.passed else 1)
+
+
+def _check_exclusive(every: bool, measures: list[str] | None) -> None:
+    """Refuse all measures and some of them."""
+    if every and measures:
+        raise ValueError("`--all` and `-m` exclude each other; give one of them.")

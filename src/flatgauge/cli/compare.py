@@ -7,107 +7,76 @@ import sys
 from contextlib import redirect_stdout
 from typing import Annotated
 
-import typer
-
-from flatgauge.cli.application import app
-from flatgauge.cli.keeping import keeping, parts_without
-from flatgauge.cli.model_words import read_models
 from flatgauge.cli.options import (
     MODEL,
-    Data,
-    Debug,
-    Device,
-    Dtype,
     Gauge,
     Html,
     Json,
-    Limit,
-    LossName,
-    Mean,
     Measures,
-    Memory,
     Models,
     Save,
-    Seed,
-    Split,
-    Std,
-    Threads,
-    WeightDecay,
+    SurfaceOptions,
     Without,
-    examples,
+    option,
+    surface_command,
 )
-from flatgauge.cli.output import all_opened, print_result, watched
-from flatgauge.cli.places import check_places
-
-Names = Annotated[
-    str | None,
-    typer.Option(
-        metavar="A,B,…",
-        help="What to call the models; the names of their files if not given.",
-        rich_help_panel=MODEL,
-    ),
-]
+from flatgauge.cli.output import print_result, shows_progress
+from flatgauge.cli.saving import check_outputs, saving_results
 
 
-@app.command(
-    epilog=examples(
-        "flatgauge compare nets.py:lenet small.pt large.pt --data mnist:data",
-        "flatgauge compare nets.py:net a.pt b.pt nets.py:resnet c.pt --data digits",
-        "flatgauge compare nets.py:net a.pt b.pt --data digits --html ranks.html",
-    )
+@surface_command(
+    "flatgauge compare nets.py:lenet small.pt large.pt --data mnist:data",
+    "flatgauge compare nets.py:net a.pt b.pt nets.py:resnet c.pt --data digits",
+    "flatgauge compare nets.py:net a.pt b.pt --data digits --html ranks.html",
 )
 def compare(
-    ctx: typer.Context,
-    *,
+    options: SurfaceOptions,
     models: Models,
-    names: Names = None,
-    dtype: Dtype = None,
-    data: Data,
-    loss: LossName = "auto",
-    split: Split = "train",
-    limit: Limit = None,
-    mean: Mean = None,
-    std: Std = None,
-    weight_decay: WeightDecay = 0.0,
+    names: Annotated[
+        str | None,
+        option(
+            "What to call the models; the names of their files if not given.",
+            MODEL,
+            metavar="A,B,…",
+        ),
+    ] = None,
     measures: Measures = None,
     gauge: Gauge = None,
     json: Json = False,
     save: Save = None,
     html: Html = None,
     without: Without = None,
-    seed: Seed = 0,
-    threads: Threads = None,
-    device: Device = "cpu",
-    memory: Memory = "auto",
-    debug: Debug = False,
 ) -> None:
     """Rank several models or checkpoints on the same data: which is flattest, do measures agree?
 
     The verdict counts only measures that no rescaling of the networks can move.
     """
-    check_places(ctx.params, "save", "html")
-    _check_several(models)
+    check_outputs([*models, options.data, options.loss], save=save, html=html)
     import flatgauge as fg
-    from flatgauge.cli.session import read_measures, set_threads
+    from flatgauge.cli.session import open_surfaces, read_measures, read_models
     from flatgauge.measures import registry
 
-    set_threads(threads)
+    _check_several(models, len(read_models(models)))
     wanted = read_measures(measures or [])
-    parts_without(without or [])
-    with keeping(save, html, json=json) as keeper:
+    with saving_results(save, html, json=json) as writer:
         with redirect_stdout(sys.stderr):  # What the user's own code prints is no result.
-            surfaces, notes = all_opened(ctx, models, names)
-            keeper.notes, keeper.total = notes, len(wanted or registry) * len(surfaces)
+            surfaces, notes = open_surfaces(models, options, names)
+            writer.notes, writer.total = notes, len(wanted or registry) * len(surfaces)
             comparison = fg.compare(
-                surfaces, measures=wanted, gauge=gauge, seed=seed, progress=watched(), save=keeper
+                surfaces,
+                measures=wanted,
+                gauge=gauge,
+                seed=options.seed,
+                progress=shows_progress(),
+                save=writer,
             )
-            keeper.illustrate(surfaces, without, seed)
+            writer.add_extras(surfaces, without or (), options.seed)
         print_result(comparison, json, notes)
 
 
-def _check_several(models: list[str]) -> None:
+def _check_several(models: list[str], count: int) -> None:
     """Refuse a comparison of one."""
-    if len(read_models(models)) < 2:
+    if count < 2:
         raise ValueError(
             f"`compare {shlex.join(models)}` has 1 model, and a comparison needs two; give another "
             "checkpoint or model, or use `flatgauge measure`."

@@ -11,15 +11,13 @@ from flatgauge.analysis.certificate import Certificate, certify
 from flatgauge.analysis.landscapes.computing import landscape
 from flatgauge.analysis.request import Progress
 from flatgauge.analysis.spectra.computing import spectrum
+from flatgauge.cli.options import PagePart
 from flatgauge.report.rendering import Drawable
 from flatgauge.runtime.distributed import GroupError
 from flatgauge.surface.sharding import shared_processes
 from flatgauge.surface.surface import LossSurface
 from flatgauge.symmetry.find import surface_gauge
 from flatgauge.symmetry.gauge import GaugeGroup
-
-#: What can be shown.
-PARTS = ("certificate", "spectrum", "landscape")
 
 #: Samples on which models are certified: invariance does not depend on how many.
 CERTIFIED = 200
@@ -35,7 +33,7 @@ LINE, PLANE = 41, 15
 
 
 @dataclass
-class Illustrations:
+class PageExtras:
     """What a page shows beside numbers; `vars` of it are keywords of `Report.to_html`.
 
     Attributes:
@@ -53,20 +51,20 @@ class Illustrations:
     remarks: list[str] = field(default_factory=list)
 
 
-def illustrate(
+def compute_extras(
     surfaces: Mapping[str, LossSurface],
     *,
-    parts: Iterable[str] = PARTS,
+    parts: Iterable[str] = tuple(PagePart),
     samples: int = DRAWN,
     seed: int = 0,
     progress: Progress | None = None,
-    found: Illustrations | None = None,
-) -> Illustrations:
+    found: PageExtras | None = None,
+) -> PageExtras:
     """Compute what a page shows beside numbers.
 
     Args:
         surfaces: By name of the model.
-        parts: Of `PARTS`.
+        parts: Which of `PagePart`.
         samples: How many samples spectra and landscapes are of, at most.
         seed: Of everything random.
         progress: Called before each piece with its name, how many are done, and how many there
@@ -74,22 +72,18 @@ def illustrate(
         found: What is filled, piece by piece, for one who may be interrupted.
 
     Returns:
-        What was found. A piece that cannot be had for a model is told in the remarks.
+        What was found. A piece that a model does not allow is a remark.
 
     Raises:
-        ValueError: If there is no such part.
         GroupError: If the processes that measure together cannot go on.
     """
-    wanted = set(parts)
-    if unknown := wanted - set(PARTS):
-        raise ValueError(
-            f"there is no part {', '.join(map(repr, sorted(unknown)))}; the parts are "
-            f"{', '.join(PARTS)}."
-        )
-    found = Illustrations() if found is None else found
+    wanted = {PagePart(part) for part in parts}
+    found = PageExtras() if found is None else found
     processes = shared_processes(surfaces.values())
     pieces = _pieces(dict(surfaces), wanted, seed, found, samples)
-    if any(surface.samples > samples for surface in surfaces.values()) and wanted - {PARTS[0]}:
+    if any(surface.samples > samples for surface in surfaces.values()) and wanted - {
+        PagePart.CERTIFICATE
+    }:
         found.remarks.append(f"pictures are of the first {samples:,} samples")
     for done, (name, compute) in enumerate(pieces):
         if progress is not None:
@@ -105,9 +99,9 @@ def illustrate(
 
 def _pieces(
     surfaces: dict[str, LossSurface],
-    wanted: set[str],
+    wanted: set[PagePart],
     seed: int,
-    found: Illustrations,
+    found: PageExtras,
     samples: int,
 ) -> list[tuple[str, Callable[[], None]]]:
     """What is to be computed, by name."""
@@ -131,13 +125,13 @@ def _pieces(
         points = LINE if dims == 1 else PLANE
         found.landscapes.append(landscape(drawn, space=space, dims=dims, points=points, seed=seed))
 
-    if "certificate" in wanted:
+    if PagePart.CERTIFICATE in wanted:
         for name, surface in surfaces.items():
             pieces.append((f"certificate of {name}", partial(certified, name, surface)))
-    if "spectrum" in wanted:
+    if PagePart.SPECTRUM in wanted:
         for geometry in ("weights", "per weight"):
             pieces.append((f"spectrum ({geometry})", partial(spread, geometry)))
-    if "landscape" in wanted:
+    if PagePart.LANDSCAPE in wanted:
         for space, dims in (("layers", 1), ("filters", 2), ("basis_paths", 2)):
             pieces.append((f"landscape ({space})", partial(drawing, space, dims)))
     return pieces

@@ -25,8 +25,8 @@ def show(text: str) -> None:
     print(printable(text), flush=True)  # noqa: T201
 
 
-def tell(text: str) -> None:
-    """Say something about a result, on standard error.
+def log(text: str) -> None:
+    """Print a line about a result, on standard error.
 
     Args:
         text: As for `show`.

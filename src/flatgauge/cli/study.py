@@ -5,11 +5,10 @@ from __future__ import annotations
 import sys
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from flatgauge.cli import completion
 from flatgauge.cli.application import app
 from flatgauge.cli.engine import (
     Address,
@@ -22,8 +21,8 @@ from flatgauge.cli.engine import (
     read_engine,
 )
 from flatgauge.cli.options import DATA, OUTPUT, RUNNING, WHAT, Debug, Json, examples
-from flatgauge.cli.output import print_json, styled, watched
-from flatgauge.cli.streams import show, tell
+from flatgauge.cli.output import is_styled, print_json, shows_progress
+from flatgauge.cli.streams import log, show
 
 if TYPE_CHECKING:
     from flatgauge.studies import PoolResult, RayEngine, Study
@@ -48,17 +47,14 @@ def study(
             help="random-labels, batch-size, init-batch, mnist-layers or rescaling; lists them if "
             "not given.",
             show_default=False,
-            autocompletion=completion.complete_study,
         ),
     ] = None,
     preset: Annotated[
-        str,
+        Literal["quick", "medium", "paper"],
         typer.Option(
-            metavar="SIZE",
             help="quick (minutes, on the digits), medium (about an hour, on subsets), paper (as "
             "published).",
             rich_help_panel=WHAT,
-            autocompletion=completion.complete_preset,
         ),
     ] = "quick",
     only: Annotated[
@@ -149,7 +145,7 @@ def run_pool(
     many = 1 if ray is not None else min(workers or _cores(), total)
     processes = "1 process" if many == 1 else f"{many} processes"
     where = processes if ray is None else f"{ray.cpus:g} CPU each on Ray"
-    tell(f"{part}: {total} networks, {where}, in {place}")
+    log(f"{part}: {total} networks, {where}, in {place}")
     try:
         # Ray prints what it lost.
         with nullcontext() if ray is None else redirect_stdout(sys.stderr):
@@ -158,14 +154,14 @@ def run_pool(
                 data=data,
                 resume=resume,
                 workers=many,
-                progress=watched(),
+                progress=shows_progress(),
                 engine=ray or "local",
             )
     except KeyboardInterrupt:
         from flatgauge.studies.store import PoolStore
 
         trained, measured = len(list(place.glob("models/*.s*"))), len(PoolStore(place).rows())
-        tell(
+        log(
             f"interrupted: of {total} networks {trained} are trained and {measured} measured, in "
             f"{place}; --resume goes on"
         )
@@ -182,7 +178,7 @@ def _cores() -> int:
 
 def print_pool(result: PoolResult) -> None:
     """Print what was found for a person at a terminal, or for a file."""
-    if not styled():
+    if not is_styled():
         show(repr(result))
         return
     from rich.console import Console

@@ -1,15 +1,20 @@
-"""The catalogue of measures as text, made from what they declare."""
+"""The catalogue of measures as text, made from what they declare.
+
+The overview is written from rows of text, which `catalogue_rows` reads from the registry; the
+command line keeps them in a file, and so answers without loading torch.
+"""
 
 from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from flatgauge.analysis.formatting import align_columns
-from flatgauge.graph.export import OP_PLUGINS
-from flatgauge.measures import registry
-from flatgauge.measures.registry import GROUPS, Measure
-from flatgauge.report.formulas import readable
+
+if TYPE_CHECKING:
+    from flatgauge.measures.registry import Measure
 
 _FURTHER = "`flatgauge catalogue NAME` explains one in full."
 
@@ -18,20 +23,29 @@ _FULL = 68
 _ENTRY = re.compile(r"[\w`]+( \(.*\))?: |>>> |\.\.\. ")
 
 
-def overview() -> str:
-    """Every measure in a line or two, for a terminal."""
-    lines = []
-    for item in registry:
-        lines += [
-            f"{item.name}  [{item.symbol}]",
-            f"    {item.definition}",
-            f"    invariant to: {_claims(item)}; cost: {item.cost}",
-        ]
-    return "\n".join([*lines, "", *_plugin_lines(), _FURTHER])
+def catalogue_rows() -> list[dict[str, str]]:
+    """Name, symbol, definition, invariances and cost of every measure."""
+    from flatgauge.measures import registry
+    from flatgauge.measures.registry import GROUPS
+
+    return [
+        {
+            "name": item.name,
+            "symbol": item.symbol,
+            "definition": item.definition,
+            "invariant_to": ", ".join(group for group in GROUPS if group in item.invariant_to)
+            or "nothing",
+            "cost": item.cost,
+        }
+        for item in registry
+    ]
 
 
 def _plugin_lines() -> list[str]:
     """What other packages bring, a line for each."""
+    from flatgauge.graph.export import OP_PLUGINS
+    from flatgauge.measures import registry
+
     found: dict[str, list[str]] = {}
     for kind, packages in (("measure", registry.packages), ("op", OP_PLUGINS.packages())):
         for name, package in packages.items():
@@ -39,18 +53,39 @@ def _plugin_lines() -> list[str]:
     return [f"from {package}: {', '.join(items)}" for package, items in found.items()]
 
 
-def rich_overview() -> None:
-    """Print every measure on a terminal, with colour where it has any."""
+def overview(rows: Sequence[dict[str, str]] | None = None) -> str:
+    """Every measure in a line or two.
+
+    Args:
+        rows: As of `catalogue_rows`, where no other package adds any; None reads the registry.
+
+    Returns:
+        The text.
+    """
+    lines = []
+    plugins = _plugin_lines() if rows is None else []
+    for row in catalogue_rows() if rows is None else rows:
+        lines += [
+            f"{row['name']}  [{row['symbol']}]",
+            f"    {row['definition']}",
+            f"    invariant to: {row['invariant_to']}; cost: {row['cost']}",
+        ]
+    return "\n".join([*lines, "", *plugins, _FURTHER])
+
+
+def rich_overview(rows: Sequence[dict[str, str]] | None = None) -> None:
+    """Print every measure on a terminal, with colour where it has any; see `overview`."""
     from rich.console import Console
     from rich.markup import escape
     from rich.padding import Padding
 
     console = Console(highlight=False)
-    for item in registry:
-        console.print(f"[bold]{escape(item.name)}[/]  [cyan]{escape(item.symbol)}[/]")
-        told = f"[dim]invariant to[/] {_claims(item)}; [dim]cost[/] {escape(item.cost)}"
-        console.print(Padding(f"{escape(item.definition)}\n{told}", (0, 0, 0, 4)))
-    console.print("\n".join(["", *_plugin_lines(), _FURTHER]), style="dim", markup=False)
+    plugins = _plugin_lines() if rows is None else []
+    for row in catalogue_rows() if rows is None else rows:
+        console.print(f"[bold]{escape(row['name'])}[/]  [cyan]{escape(row['symbol'])}[/]")
+        claims = f"[dim]invariant to[/] {row['invariant_to']}; [dim]cost[/] {escape(row['cost'])}"
+        console.print(Padding(f"{escape(row['definition'])}\n{claims}", (0, 0, 0, 4)))
+    console.print("\n".join(["", *plugins, _FURTHER]), style="dim", markup=False)
 
 
 def rich_explain(name: str) -> None:
@@ -62,6 +97,8 @@ def rich_explain(name: str) -> None:
     from rich.console import Console
     from rich.padding import Padding
     from rich.text import Text
+
+    from flatgauge.measures import registry
 
     console = Console(highlight=False)
     item = registry[name]
@@ -103,11 +140,6 @@ def reflowed(lines: list[str]) -> list[str]:
     return found
 
 
-def _claims(item: Measure) -> str:
-    """What a measure is invariant to, in a line."""
-    return ", ".join(group for group in GROUPS if group in item.invariant_to) or "nothing"
-
-
 def explain(name: str) -> str:
     """Everything one measure declares, and its docstring.
 
@@ -117,12 +149,16 @@ def explain(name: str) -> str:
     Returns:
         The text.
     """
+    from flatgauge.measures import registry
+
     item = registry[name]
     return "\n".join([item.name, *align_columns(_facts(item)), "", _text(item)])
 
 
 def _text(item: Measure) -> str:
     """The docstring of a measure, with readable formulas."""
+    from flatgauge.report.formulas import readable
+
     return readable(inspect.getdoc(item.function) or "")
 
 
@@ -139,6 +175,9 @@ def _facts(item: Measure) -> list[tuple[str, ...]]:
 
 def markdown_page() -> str:
     """The catalogue as a page of the documentation."""
+    from flatgauge.measures import registry
+    from flatgauge.measures.registry import GROUPS
+
     lines = [
         "# Catalogue of measures",
         "",

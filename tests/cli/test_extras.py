@@ -8,13 +8,13 @@ from cases import build
 from torch import nn
 
 from flatgauge import LossSurface
-from flatgauge.cli.extras import illustrate
+from flatgauge.cli.extras import compute_extras
 
 
 def test_pictures_are_of_the_first_samples_and_say_so():
     surface = build("mlp").surface()
     told = []
-    found = illustrate(
+    found = compute_extras(
         {"net": surface},
         parts=["landscape"],
         samples=5,
@@ -39,8 +39,8 @@ def test_what_cannot_be_had_is_told():
 
     data = torch.randn(4, 3), torch.tensor([0, 1, 0, 1])
     surface = LossSurface(Untraceable(), "cross_entropy", data)
-    found = illustrate({"net": surface}, parts=["certificate"])
+    found = compute_extras({"net": surface}, parts=["certificate"])
     (remark,) = found.remarks
     assert remark.startswith("no certificate of net: the model cannot be exported as a graph")
-    with pytest.raises(ValueError, match="there is no part 'sculpture'; the parts are certificate"):
-        illustrate({"net": surface}, parts=["sculpture"])
+    with pytest.raises(ValueError, match="'sculpture' is not a valid PagePart"):
+        compute_extras({"net": surface}, parts=["sculpture"])

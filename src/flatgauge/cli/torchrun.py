@@ -1,4 +1,4 @@
-"""Under `torchrun`: one command run by all ranks together, of which the first speaks and writes."""
+"""Under `torchrun`: one command run by all ranks together, of which the first prints and writes."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ TOGETHER = ("measure", "certify", "landscape", "spectrum", "compare")
 #: Commands that several processes would only repeat.
 _ALONE = ("demo", "study")
 
-#: Seconds in which a rank that is told to stop may still say why the others have.
+#: Seconds in which a rank that torchrun stops may still report why the others have stopped.
 _GRACE = 10
 
 
 class Stopped(SystemExit):
-    """The end of a rank that `torchrun` has told to stop."""
+    """The end of a rank that `torchrun` stops."""
 
 
 def rank() -> int:
     """The number of this process among those that `torchrun` has started."""
-    return int(os.environ["RANK"]) if several() else 0
+    return int(os.environ["RANK"]) if under_torchrun() else 0
 
 
-def several() -> bool:
+def under_torchrun() -> bool:
     """Whether `torchrun` has started several processes."""
     return "TORCHELASTIC_RUN_ID" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 def processes() -> ProcessGroup | None:
     """Who runs the command together; None for this process alone."""
-    if not several():
+    if not under_torchrun():
         return None
     from flatgauge.runtime.distributed import resolve_processes
 
@@ -46,7 +46,7 @@ def processes() -> ProcessGroup | None:
 
 def device_of(name: str) -> str:
     """The device of this rank: with `cuda`, every rank of a machine takes one of its own."""
-    return f"cuda:{os.environ['LOCAL_RANK']}" if several() and name == "cuda" else name
+    return f"cuda:{os.environ['LOCAL_RANK']}" if under_torchrun() and name == "cuda" else name
 
 
 def run_together(run: Callable[[], Any]) -> None:
@@ -61,7 +61,7 @@ def run_together(run: Callable[[], Any]) -> None:
     """
     words = sys.argv[1:]
     command = next((word for word in words if not word.startswith("-")), "")
-    if rank():  # Whatever is to be said, the first rank says.
+    if rank():  # Only the first rank prints.
         sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - as long as it runs
     if command in _ALONE:
         raise ValueError(
@@ -78,7 +78,7 @@ def run_together(run: Callable[[], Any]) -> None:
 
     from flatgauge.runtime.distributed import DEFAULT_TIMEOUT
 
-    signal.signal(signal.SIGTERM, _told_to_stop)
+    signal.signal(signal.SIGTERM, _on_sigterm)
     pairs = zip(words, [*words[1:], ""], strict=True)
     cuda = any(f"{word}={after}".startswith("--device=cuda") for word, after in pairs)
     if cuda and torch.cuda.is_available():
@@ -96,22 +96,15 @@ def run_together(run: Callable[[], Any]) -> None:
     sys.exit(code)
 
 
-def speaks(error: BaseException) -> bool:
-    """Whether this rank tells of an error: the first one does, unless it is the one that is lost.
-
-    Args:
-        error: The error.
-
-    Returns:
-        Whether to tell.
-    """
+def reports_error(error: BaseException) -> bool:
+    """Whether this rank reports an error: the first one does, unless it is the one that is lost."""
     from flatgauge.runtime.distributed import GroupError
 
     return not rank() or (isinstance(error, GroupError) and error.lost == 0 and rank() == 1)
 
 
-def _told_to_stop(number: int, frame: Any) -> None:
-    """Torchrun stops all ranks when one has ended: let them learn which, and then go."""
+def _on_sigterm(number: int, frame: Any) -> None:
+    """Torchrun stops all ranks when one has ended: leave time to report which, then stop."""
     signal.signal(signal.SIGALRM, _stop)
     signal.alarm(_GRACE)
 
