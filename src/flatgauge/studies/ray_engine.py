@@ -12,7 +12,9 @@ import logging
 import math
 import os
 import platform
+import shutil
 import socket
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future
@@ -39,9 +41,6 @@ _PAUSE = 0.5
 
 #: Addresses that Ray resolves itself, at once.
 _BY_NAME = ("auto", "local")
-
-#: Of the folder with the user's code, what is sent.
-_ONLY_CODE = ["*", "!*/", "!*.py"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,10 +121,11 @@ class RayEngine:
         settings: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
         if address == "local":
             settings["include_dashboard"] = False
-        if code is not None:
-            settings["runtime_env"] = {"working_dir": str(code), "excludes": _ONLY_CODE}
         try:
-            ray.init(address=address, **settings)
+            with _copy_code(code) as copy:
+                if copy is not None:
+                    settings["runtime_env"] = {"working_dir": copy}
+                ray.init(address=address, **settings)  # Sends the copy.
         except (ConnectionError, SystemExit) as error:  # Ray ends the process where it waits long.
             raise ConnectionError(
                 f"`{address}` is no Ray cluster that can be used from here ({error}); start one "
@@ -201,6 +201,25 @@ def code_folder(references: Sequence[str]) -> Path | None:
             f"{folders[1]}, ...), and Ray sends one to the nodes; put it into one folder."
         )
     return folders[0] if folders else None
+
+
+@contextmanager
+def _copy_code(code: str | Path | None) -> Iterator[str | None]:
+    """The Python files of a folder in a folder of their own, to be sent without its data."""
+    if code is None:
+        yield None
+        return
+
+    def ignore(folder: str, names: list[str]) -> list[str]:
+        return [
+            name
+            for name in names
+            if name.startswith(".") or not (name.endswith(".py") or Path(folder, name).is_dir())
+        ]
+
+    with tempfile.TemporaryDirectory(prefix="flatgauge-code-") as copy:
+        shutil.copytree(code, copy, ignore=ignore, dirs_exist_ok=True)
+        yield copy
 
 
 class _RayExecutor(Executor):

@@ -9,8 +9,7 @@ from network_pools import rng
 from scipy import stats
 
 from flatgauge.studies.statistics import correlate
-from flatgauge.studies.statistics.resampling import resampled
-from flatgauge.studies.statistics.weighted import EXACT, correlations, midranks
+from flatgauge.studies.statistics.bootstrap import EXACT, correlations, draw_resamples, midranks
 
 KINDS = {
     "pearson": lambda x, y: stats.pearsonr(x, y).statistic,
@@ -33,7 +32,7 @@ def test_values_and_every_resample_are_scipys(kind, ties):
     found = correlate(x, y, kind=kind, resamples=200, generator=rng())
     assert found.value == pytest.approx(KINDS[kind](x, y), rel=1e-12)
     assert found.low < found.value < found.high
-    counts = resampled(25, resamples=200, generator=rng())
+    counts = draw_resamples(25, resamples=200, generator=rng())
     slow = []
     for row in counts:
         drawn = np.repeat(np.arange(25), row.astype(int))
@@ -43,7 +42,7 @@ def test_values_and_every_resample_are_scipys(kind, ties):
 
 def test_many_points_are_sorted_and_few_are_counted_with_the_same_answer():
     x, y = samples(3, EXACT + 1, ties=True)
-    counts = resampled(EXACT + 1, resamples=3, generator=rng())
+    counts = draw_resamples(EXACT + 1, resamples=3, generator=rng())
     sorted_out = correlations("kendall", counts, x, y)
     # One point less in the same order goes by the table of all pairs.
     counts[:, -1] = 0
@@ -155,7 +154,7 @@ def test_no_correlation_says_why(kind, x, y, reason):
 def test_resamples_of_one_value_are_left_out_and_counted(kind):
     x, y = [1.0, 2.0, 3.0], [1.0, 3.0, 2.0]
     found = correlate(x, y, kind=kind, resamples=1000, generator=rng())
-    counts = resampled(3, resamples=1000, generator=rng())
+    counts = draw_resamples(3, resamples=1000, generator=rng())
     alone = int((counts.max(1) == 3).sum())  # the same network three times
     assert alone > 50
     assert f"{alone} of 1000 resamples had no value and were left out" in found.notes

@@ -60,9 +60,9 @@ def test_value_is_the_definition(measure, rounded):
         frame["gap"] = frame["gap"].round(0)
     found = granulated_kendall(frame, measure, "gap", ["init", "batch"], generator=rng())
     expected = literal(frame, measure, "gap", ["init", "batch"])
-    assert dict(found.by_factor) == pytest.approx(expected)
+    assert dict(found.details["by_factor"]) == pytest.approx(expected)
     assert found.value == pytest.approx(sum(expected.values()) / 2)
-    assert dict(found.cells) == {"init": 15, "batch": 15}
+    assert dict(found.details["cells"]) == {"init": 15, "batch": 15}
     assert found.low <= found.value <= found.high
 
 
@@ -71,7 +71,7 @@ def test_runs_that_are_missing_make_smaller_cells():
     frame.loc[30, "good"] = np.nan
     found = granulated_kendall(frame, "good", "gap", ["init", "batch"], generator=rng())
     expected = literal(frame.drop(index=30), "good", "gap", ["init", "batch"])
-    assert dict(found.by_factor) == pytest.approx(expected)
+    assert dict(found.details["by_factor"]) == pytest.approx(expected)
     assert found.count == 39
     assert "1 without a value of `good` left out" in found.notes
 
@@ -81,8 +81,8 @@ def test_four_networks_by_hand():
     found = granulated_kendall(frame, "measure", "gap", ["a", "b"], generator=rng())
     # One pair of six is out of order, but those two networks differ in both factors.
     assert stats.kendalltau(frame["measure"], frame["gap"]).statistic == pytest.approx(2 / 3)
-    assert found.by_factor == {"a": 1.0, "b": 1.0}
-    assert found.cells == {"a": 2, "b": 2}
+    assert found.details["by_factor"] == {"a": 1.0, "b": 1.0}
+    assert found.details["cells"] == {"a": 2, "b": 2}
     assert found.value == 1.0
     assert math.isnan(found.low)
     assert found.notes == ("no interval: there is one seed, so there is nothing to resample",)
@@ -92,7 +92,7 @@ def test_a_tie_counts_as_nothing():
     frame = by_hand()
     frame["measure"] = [1.0, 2.0, 1.0, 4.0]  # equal in the cell of b = 0
     found = granulated_kendall(frame, "measure", "gap", ["a", "b"], generator=rng())
-    assert found.by_factor == {"a": 0.5, "b": 1.0}
+    assert found.details["by_factor"] == {"a": 0.5, "b": 1.0}
 
 
 def test_a_measure_that_follows_one_factor_only_is_found_out():
@@ -100,10 +100,12 @@ def test_a_measure_that_follows_one_factor_only_is_found_out():
     plain = stats.kendalltau(frame["by_batch"], frame["gap"]).statistic
     found = granulated_kendall(frame, "by_batch", "gap", ["init", "batch"], generator=rng())
     assert plain > 0.5
-    assert found.by_factor["batch"] > 0.7
-    assert abs(found.by_factor["init"]) < 0.35  # 30 cells of 3 pairs: 3.3 standard errors
+    assert found.details["by_factor"]["batch"] > 0.7
+    assert (
+        abs(found.details["by_factor"]["init"]) < 0.35
+    )  # 30 cells of 3 pairs: 3.3 standard errors
     true = granulated_kendall(frame, "good", "gap", ["init", "batch"], generator=rng())
-    assert true.by_factor["init"] > 0.8
+    assert true.details["by_factor"]["init"] > 0.8
     assert true.low > found.high
 
 
@@ -113,15 +115,15 @@ def test_a_factor_can_hide_that_a_measure_is_wrong():
     frame["measure"] = 100 * frame["a"] - frame["b"] - 3 * frame["c"]
     found = granulated_kendall(frame, "measure", "gap", ["a", "b", "c"], generator=rng())
     assert stats.spearmanr(frame["measure"], frame["gap"]).statistic > 0.4
-    assert found.by_factor == {"a": 1.0, "b": -1.0, "c": -1.0}
+    assert found.details["by_factor"] == {"a": 1.0, "b": -1.0, "c": -1.0}
     assert found.value == pytest.approx(-1 / 3)
 
 
 def test_a_factor_with_one_level_has_no_cells():
     frame = pool(0)
     found = granulated_kendall(frame, "good", "gap", ["init", "rate"], generator=rng())
-    assert set(found.by_factor) == {"init"}
-    assert found.cells["rate"] == 0
+    assert set(found.details["by_factor"]) == {"init"}
+    assert found.details["cells"]["rate"] == 0
     assert "`rate` has one level only" in found.notes
 
 
@@ -135,8 +137,8 @@ def test_seeds_that_are_not_shared_leave_no_cells():
     across = granulated_kendall(
         frame, "good", "gap", ["init", "batch"], seed_column=None, generator=rng()
     )
-    assert across.cells == {"init": 3, "batch": 3}
-    assert across.by_factor["batch"] > 0.9
+    assert across.details["cells"] == {"init": 3, "batch": 3}
+    assert across.details["by_factor"]["batch"] > 0.9
     assert "no interval: seeds are not told apart, so there is nothing to resample" in across.notes
 
 
@@ -145,7 +147,7 @@ def test_a_level_that_occurs_twice_is_not_compared_with_itself():
     frame.loc[4] = {"a": 0, "b": 0, "seed": 0, "measure": 9.0, "gap": 0.0}
     found = granulated_kendall(frame, "measure", "gap", ["a", "b"], generator=rng())
     # In b = 0: the first and the third network agree, the new and the third do not.
-    assert found.by_factor["a"] == pytest.approx((0 + 1) / 2)
+    assert found.details["by_factor"]["a"] == pytest.approx((0 + 1) / 2)
 
 
 def test_what_varies_by_design_may_be_missing_or_a_word():
@@ -185,11 +187,13 @@ def test_sign_errors_are_the_definition(measure):
     frame[measure] = frame[measure].round(1)
     found = sign_error(frame, measure, "gap", ["init", "batch"])
     expected = literal_errors(frame, measure, "gap", ["init", "batch"])
-    shown = {(name, frozenset([a, b])): e for (name, a, b), e in found.by_environment.items()}
+    shown = {
+        (name, frozenset([a, b])): e for (name, a, b), e in found.details["by_environment"].items()
+    }
     assert shown == pytest.approx(expected)
-    assert found.worst == pytest.approx(max(expected.values()))
-    assert found.mean == pytest.approx(sum(expected.values()) / len(expected))
-    assert found.by_environment[found.worst_environment] == found.worst
+    assert found.value == pytest.approx(max(expected.values()))
+    assert found.details["mean"] == pytest.approx(sum(expected.values()) / len(expected))
+    assert found.details["by_environment"][found.details["worst"]] == found.value
 
 
 def test_sign_errors_find_the_environment_where_a_measure_fails():
@@ -197,13 +201,13 @@ def test_sign_errors_find_the_environment_where_a_measure_fails():
     frame["gap"] = frame["a"] + 10 * frame["b"]
     frame["measure"] = np.where(frame["a"] == 2, -1.0, frame["a"]) + 10 * frame["b"]
     found = sign_error(frame, "measure", "gap", ["a", "b"])
-    assert found.by_environment == {
+    assert found.details["by_environment"] == {
         ("a", 0, 1): 0.0,
         ("a", 0, 2): 1.0,
         ("a", 1, 2): 1.0,
         ("b", 0, 1): 0.0,
     }
-    assert (found.worst, found.mean) == (1.0, 0.5)
+    assert (found.value, found.details["mean"]) == (1.0, 0.5)
 
 
 @pytest.mark.parametrize("measure", ["same"])
@@ -216,7 +220,7 @@ def test_what_has_no_order_says_so(measure):
         assert found.reason == "same: all the same"
     frame["seed"] = range(len(frame))
     alone = sign_error(frame, "good", "gap", ["init", "rate"])
-    assert math.isnan(alone.worst)
+    assert math.isnan(alone.value)
     assert alone.reason == "no two networks differ in one factor alone"
     assert "`rate` has one level only" in alone.notes
 

@@ -49,9 +49,9 @@ def test_value_is_the_definition(measure, rounded):
     )
     sets = [(), ("init",), ("batch",), ("init", "batch")]
     expected = {chosen: literal(frame, measure, "gap", chosen) for chosen in sets}
-    assert dict(found.by_set) == pytest.approx(expected)
+    assert dict(found.details["by_set"]) == pytest.approx(expected)
     assert found.value == pytest.approx(min(expected.values()))
-    assert expected[found.worst_set] == pytest.approx(found.value)
+    assert expected[found.details["worst_set"]] == pytest.approx(found.value)
 
 
 def test_four_networks_by_hand():
@@ -64,9 +64,9 @@ def test_four_networks_by_hand():
     # the four between different ones the measure always tells the same, the gap in three.
     # Given b: the gap between different levels is no question, and equal ones are in order.
     expected = {(): 1 - bits(1 / 6), ("a",): 1 / (1 + 2 * bits(1 / 4)), ("b",): 1.0}
-    assert dict(found.by_set) == pytest.approx(expected)
+    assert dict(found.details["by_set"]) == pytest.approx(expected)
     assert found.value == pytest.approx(0.34998, abs=1e-5)
-    assert found.worst_set == ()
+    assert found.details["worst_set"] == ()
     assert found.notes == ("given `a` and `b` the order of all pairs is certain: set left out",)
 
 
@@ -76,7 +76,7 @@ def test_the_target_tells_all_about_itself_in_either_direction():
     for measure in ("gap", "wrong"):
         found = conditional_information(frame, measure, "gap", ["init", "batch"], generator=rng())
         assert found.value == pytest.approx(1.0)
-        assert found.chance < 0.5
+        assert found.details["chance"] < 0.5
 
 
 def test_a_measure_without_information_is_at_chance_for_any_seed():
@@ -86,7 +86,7 @@ def test_a_measure_without_information_is_at_chance_for_any_seed():
         found = conditional_information(
             frame, "noise", "gap", ["batch"], permutations=100, generator=rng(seed)
         )
-        above += found.value > found.chance_high
+        above += found.value > found.details["chance_high"]
     # Each is above one time in twenty: 2 of 40, with a standard deviation of 1.4. The least of
     # several sets is no higher than any one of them, so there is no lower limit.
     assert above <= 8
@@ -96,13 +96,13 @@ def test_a_measure_that_only_knows_a_factor_is_at_chance():
     frame = pool(3, seeds=8)
     assert stats.kendalltau(frame["by_batch"], frame["gap"]).statistic > 0.5
     found = conditional_information(frame, "by_batch", "gap", ["init", "batch"], generator=rng())
-    assert found.by_set[()] > 0.15
-    assert found.by_set[()] > 10 * found.chance_by_set[()]
-    assert "batch" in found.worst_set
+    assert found.details["by_set"][()] > 0.15
+    assert found.details["by_set"][()] > 10 * found.details["chance_by_set"][()]
+    assert "batch" in found.details["worst_set"]
     assert found.value < 0.1
-    assert found.value < 3 * found.chance
+    assert found.value < 3 * found.details["chance"]
     true = conditional_information(frame, "good", "gap", ["init", "batch"], generator=rng())
-    assert true.value > 3 * true.chance_high
+    assert true.value > 3 * true.details["chance_high"]
 
 
 def test_few_networks_with_equal_settings_seem_to_tell_much():
@@ -111,7 +111,7 @@ def test_few_networks_with_equal_settings_seem_to_tell_much():
         frame = grid(seeds, a=[0, 1, 2, 3])
         frame["gap"], frame["noise"] = rng(1).normal(size=(2, len(frame)))
         found = conditional_information(frame, "noise", "gap", ["a"], generator=rng())
-        chances.append(found.chance_by_set["a",])
+        chances.append(found.details["chance_by_set"]["a",])
     assert chances[0] > 0.25
     assert chances[0] > 2 * chances[1] > 4 * chances[2]
 
@@ -123,9 +123,9 @@ def test_permutations_stay_among_networks_with_equal_settings():
     frame["measure"] = frame["gap"]
     found = conditional_information(frame, "measure", "gap", ["a"], generator=rng())
     # Between levels nothing is open, and the one pair within tells all in either direction.
-    assert found.by_set["a",] == pytest.approx(1.0)
-    assert found.chance_by_set["a",] == pytest.approx(1.0)
-    assert found.chance_by_set[()] < 0.6
+    assert found.details["by_set"]["a",] == pytest.approx(1.0)
+    assert found.details["chance_by_set"]["a",] == pytest.approx(1.0)
+    assert found.details["chance_by_set"][()] < 0.6
 
 
 @pytest.mark.parametrize("largest", [0, 1, 2, 3, 9])
@@ -136,7 +136,7 @@ def test_sets_of_factors(largest):
         frame, "measure", "gap", ["a", "b", "c", "d"], largest=largest, generator=rng()
     )
     sizes = range(min(largest, 3) + 1)
-    assert list(found.by_set) == [s for size in sizes for s in combinations("abc", size)]
+    assert list(found.details["by_set"]) == [s for size in sizes for s in combinations("abc", size)]
 
 
 def test_infinite_and_missing_values():
@@ -154,7 +154,7 @@ def test_what_cannot_be_told_says_why():
     frame = pool(0, seeds=2)
     found = conditional_information(frame, "same", "gap", ["init"], generator=rng())
     assert math.isnan(found.value)
-    assert math.isnan(found.chance)
+    assert math.isnan(found.details["chance"])
     assert found.reason == "same: all the same"
     assert conditional_information(frame, "gap", "same", ["init"], generator=rng()).reason
 

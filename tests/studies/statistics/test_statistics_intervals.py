@@ -8,8 +8,7 @@ from network_pools import grid, rng
 from scipy import stats
 
 from flatgauge.studies.statistics import correlate, granulated_kendall
-from flatgauge.studies.statistics.resampling import interval, resampled
-from flatgauge.studies.statistics.weighted import correlations
+from flatgauge.studies.statistics.bootstrap import correlations, draw_resamples, interval
 
 #: What the coefficients are for normal pairs with correlation r.
 TRUTH = {
@@ -59,7 +58,9 @@ def test_skewed_values_are_why_the_interval_is_not_the_accelerated_one():
     ours, theirs = [], []
     for _ in range(runs):
         x, y = np.exp(pairs(r, size, source))
-        values = correlations("pearson", resampled(size, resamples=400, generator=source), x, y)
+        values = correlations(
+            "pearson", draw_resamples(size, resamples=400, generator=source), x, y
+        )
         value = correlations("pearson", np.ones((1, size)), x, y)[0]
         jackknife = correlations("pearson", 1 - np.eye(size), x, y)
         low, high = interval(values, level=0.95, units=size)
@@ -76,7 +77,7 @@ def test_few_units_are_why_percentiles_are_widened():
     source, runs, ours, plain = rng(3), 300, 0, 0
     for _ in range(runs):
         x, y = pairs(0.6, 6, source)
-        values = correlations("pearson", resampled(6, resamples=300, generator=source), x, y)
+        values = correlations("pearson", draw_resamples(6, resamples=300, generator=source), x, y)
         low, high = interval(values, level=0.95, units=6)
         ours += low <= 0.6 <= high
         low, high = np.nanquantile(values, [0.025, 0.975])

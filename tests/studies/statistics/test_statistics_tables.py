@@ -16,7 +16,7 @@ from flatgauge.studies.statistics import (
     granulated_kendall,
     sign_error,
 )
-from flatgauge.studies.statistics.rescaling_table import largest_change
+from flatgauge.studies.statistics.tables import largest_change
 
 MEASURES = ["good", "by_batch", "noise", "same"]
 FACTORS = ["init", "batch"]
@@ -63,12 +63,12 @@ def test_every_number_is_that_of_its_function(table):
         )
     within = granulated_kendall(frame, "good", "gap", FACTORS, **drawing)
     assert row["granulated_low"] == within.low
-    assert row["granulated[init]"] == within.by_factor["init"]
+    assert row["granulated[init]"] == within.details["by_factor"]["init"]
     told = conditional_information(frame, "good", "gap", FACTORS, permutations=100, generator=rng())
-    assert (row["information"], row["information_chance"]) == (told.value, told.chance)
+    assert (row["information"], row["information_chance"]) == (told.value, told.details["chance"])
     beside = confounding(frame, "good", "gap", ["batch", "rate"], resamples=200, generator=rng())
-    assert row["partial[batch]_high"] == beside.confounders["batch"].partial.high
-    assert row["sign_error_worst"] == sign_error(frame, "good", "gap", FACTORS).worst
+    assert row["partial[batch]_high"] == beside.confounders["batch"]["partial"].high
+    assert row["sign_error_worst"] == sign_error(frame, "good", "gap", FACTORS).value
 
 
 def test_gaps_have_reasons(table):

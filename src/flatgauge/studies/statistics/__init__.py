@@ -1,27 +1,21 @@
-"""Does a measure follow generalization? Correlations over networks, and what may feign them."""
+"""Does a measure follow generalization? Correlations over networks, and what may explain them."""
 
-from flatgauge.studies.statistics.comparison import CorrelationDifference, correlation_difference
 from flatgauge.studies.statistics.confounding import (
-    Confounder,
     Confounding,
     confounding,
     partial_correlation,
 )
-from flatgauge.studies.statistics.correlation import Correlation, correlate
-from flatgauge.studies.statistics.granulated import Granulated, granulated_kendall
-from flatgauge.studies.statistics.information import Information, conditional_information
-from flatgauge.studies.statistics.rescaling_table import before_after_table
-from flatgauge.studies.statistics.sign_error import SignError, sign_error
-from flatgauge.studies.statistics.table import correlation_table
+from flatgauge.studies.statistics.correlation import Statistic, correlate, correlation_difference
+from flatgauge.studies.statistics.design import (
+    conditional_information,
+    granulated_kendall,
+    sign_error,
+)
+from flatgauge.studies.statistics.tables import before_after_table, correlation_table
 
 __all__ = [
-    "Confounder",
     "Confounding",
-    "Correlation",
-    "CorrelationDifference",
-    "Granulated",
-    "Information",
-    "SignError",
+    "Statistic",
     "before_after_table",
     "conditional_information",
     "confounding",

@@ -1,4 +1,8 @@
-"""Whether a third column explains why a measure follows the target."""
+"""Whether a third column explains why a measure follows the target.
+
+In: the columns of a measure, a target and possible confounders. Out: `Statistic`, Spearman's
+correlation of what the confounders leave of the other two.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +12,24 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from flatgauge.studies.statistics.bootstrap import (
+    Array,
+    check_drawing,
+    constant,
+    draw_resamples,
+    midranks,
+    product_moment,
+)
 from flatgauge.studies.statistics.correlation import (
-    Correlation,
+    Sides,
+    Statistic,
+    all_the_same,
     correlate,
+    make_sides,
     with_interval,
     without_value,
 )
 from flatgauge.studies.statistics.design import check_columns, check_names
-from flatgauge.studies.statistics.resampling import Array, check_drawing, resampled
-from flatgauge.studies.statistics.sides import Sides, all_the_same, sides
-from flatgauge.studies.statistics.weighted import constant, midranks, product_moment
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,33 +39,20 @@ _NOTHING = 1e-9
 
 
 @dataclass(frozen=True)
-class Confounder:
-    """A column beside a measure and a target.
-
-    Attributes:
-        with_target: How well the column itself follows the target (Spearman).
-        with_measure: How well the measure follows the column (Spearman).
-        partial: How well the measure follows the target once the column is accounted for.
-    """
-
-    with_target: Correlation
-    with_measure: Correlation
-    partial: Correlation
-
-
-@dataclass(frozen=True)
 class Confounding:
     """A measure beside the columns that may explain its correlation.
 
     Attributes:
         plain: Spearman's correlation of measure and target.
-        confounders: Each column on its own, by name.
+        confounders: By name of a column, `with_target`: how well the column itself follows the
+            target (Spearman), `with_measure`: how well the measure follows it, and `partial`: how
+            well the measure follows the target once the column is accounted for.
         together: The partial correlation with all columns accounted for.
     """
 
-    plain: Correlation
-    confounders: Mapping[str, Confounder]
-    together: Correlation
+    plain: Statistic
+    confounders: Mapping[str, Mapping[str, Statistic]]
+    together: Statistic
 
 
 def partial_correlation(
@@ -65,7 +64,7 @@ def partial_correlation(
     level: float = 0.95,
     resamples: int = 2000,
     generator: np.random.Generator,
-) -> Correlation:
+) -> Statistic:
     """Spearman's correlation of what other columns leave of two columns.
 
     All columns are turned into ranks, the ranks of `x` and `y` are each fitted by a plane in the
@@ -91,18 +90,17 @@ def partial_correlation(
     check_drawing(level=level, resamples=resamples, generator=generator)
     if not given:
         raise ValueError("`given` is empty; name at least one column to account for.")
-    kind = "partial spearman"
-    ready = sides((*names, *given), (x, y, *given.values()), finite=False)
+    ready = make_sides((*names, *given), (x, y, *given.values()), finite=False)
     ready, kept = _without_constants(ready, list(given))
     if ready.reason:
-        return without_value(kind, ready, level)
+        return without_value(ready)
     if ready.count < len(kept) + 3:
-        return without_value(kind, ready, level, f"fewer than {len(kept) + 3} networks")
+        return without_value(ready, f"fewer than {len(kept) + 3} networks")
     value = _partial(np.ones((1, ready.count)), ready.columns)[0]
     if np.isnan(value):
-        return without_value(kind, ready, level, f"{' and '.join(kept)}: nothing is left")
-    counts = resampled(ready.count, resamples=resamples, generator=generator)
-    return with_interval(kind, float(value), _partial(counts, ready.columns), ready, level)
+        return without_value(ready, f"{' and '.join(kept)}: nothing is left")
+    counts = draw_resamples(ready.count, resamples=resamples, generator=generator)
+    return with_interval(float(value), _partial(counts, ready.columns), ready, level)
 
 
 def confounding(
@@ -138,16 +136,20 @@ def confounding(
     x, y, given = frame[measure], frame[target], {name: frame[name] for name in confounders}
     drawing: dict[str, Any] = {"level": level, "resamples": resamples, "generator": generator}
 
-    def ranked(one: str, other: str) -> Correlation:
+    def ranked(one: str, other: str) -> Statistic:
         pair = (one, other)
         return correlate(frame[one], frame[other], kind="spearman", names=pair, **drawing)
 
-    def partial(names: Sequence[str]) -> Correlation:
+    def partial(names: Sequence[str]) -> Statistic:
         chosen = {name: given[name] for name in names}
         return partial_correlation(x, y, chosen, names=(measure, target), **drawing)
 
     each = {
-        name: Confounder(ranked(name, target), ranked(measure, name), partial([name]))
+        name: {
+            "with_target": ranked(name, target),
+            "with_measure": ranked(measure, name),
+            "partial": partial([name]),
+        }
         for name in confounders
     }
     return Confounding(ranked(measure, target), each, partial(confounders))
