@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from flatgauge.analysis.files import from_plain, read_json
+from flatgauge.analysis.files import from_plain
 from flatgauge.analysis.formatting import kind
 from flatgauge.analysis.measurement import Report, successive_reports
 from flatgauge.analysis.ranking import (
@@ -45,6 +45,7 @@ from flatgauge.surface.surface import LossSurface
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
+    from typing_extensions import Self
 
     from flatgauge.report.tables import Table
 
@@ -435,7 +436,7 @@ class Comparison(Mapping[str, Report], Result):
         return comparison_tables(self)
 
     @classmethod
-    def from_dict(cls, contents: Mapping[str, Any]) -> Comparison:
+    def from_dict(cls, contents: Mapping[str, Any]) -> Self:
         """The comparison that `to_dict` was called on.
 
         Args:
@@ -458,18 +459,6 @@ class Comparison(Mapping[str, Report], Result):
         remarks = tuple(contents.get("remarks", ()))
         pairs = errors_from_rows(from_plain(contents.get("differences", [])))
         return cls(reports, remarks, bool(contents.get("complete", True)), pairs)
-
-    @classmethod
-    def from_json(cls, path: str | Path) -> Comparison:
-        """Read a comparison that was written, whole or up to an interruption.
-
-        Args:
-            path: What `to_json`, `fg.compare(..., save=)` or ``flatgauge compare`` wrote.
-
-        Returns:
-            The comparison; `complete` says whether all that was asked for is there.
-        """
-        return cls.from_dict(read_json(path))
 
     def to_html(self, path: str | Path, **extras: Any) -> Path:
         """Write the comparison as one self-contained page.

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import Tensor
 
-from flatgauge.analysis.files import from_plain, read_json
+from flatgauge.analysis.files import from_plain
 from flatgauge.analysis.formatting import kind
 from flatgauge.analysis.memory import memory_estimate
 from flatgauge.analysis.request import (
@@ -50,11 +50,9 @@ from flatgauge.symmetry.balance import balanced_surface
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
+    from typing_extensions import Self
 
-    from flatgauge.analysis.certificate import Certificate
-    from flatgauge.report.rendering import Drawable
     from flatgauge.report.tables import Table
-    from flatgauge.symmetry import GaugeGroup
 
 T = TypeVar("T")
 
@@ -134,8 +132,7 @@ def measure_requests(
     surface: LossSurface, requests: Sequence[Request], *, seed: int, strict: bool
 ) -> Report:
     """Run measures that were looked up before, without progress and saving."""
-    (report,) = successive_reports(surface, requests, seed=seed, strict=strict, every=False)
-    return report
+    return next(successive_reports(surface, requests, seed=seed, strict=strict, every=False))
 
 
 def successive_reports(
@@ -394,13 +391,11 @@ def run_info(
 def descent_note(surface: LossSurface) -> str | None:
     """Say that a point is not a minimum, if a small change of its weights lowers the loss."""
     # Every weight is changed by the same fraction t of its own size, against its slope:
-    # θ − t |θ| sign(g). To first order the loss then falls by t Σ |θ g|; the loss at the changed
-    # weights says how much it really falls. Rescaling the network changes neither number. A
-    # gradient alone cannot be judged: it depends on the scale of the weights, and that of the
-    # cross-entropy of a network that fits its data is never zero.
-    # The fall is compared with the smaller of 1 + L and the loss of the same model with all its
-    # trainable parameters at zero, so that neither the unit of the loss nor a loss close to zero
-    # decides.
+    # θ − t |θ| sign(g). To first order the loss falls by t Σ |θ g|; the loss at the changed weights
+    # says how much it really falls. Rescaling changes neither number. (A gradient alone depends on
+    # the scale of the weights.) The fall is compared with the smaller of 1 + L and the loss of the
+    # same model with all its trainable parameters at zero: neither the unit of the loss nor a loss
+    # close to zero decides.
     try:
         return surface.cache.get(("descent note",), lambda: _find_descent(surface))
     except GroupError:
@@ -520,7 +515,7 @@ class Report(Mapping[str, Estimate], Result):
         return report_tables(self)
 
     @classmethod
-    def from_dict(cls, contents: Mapping[str, Any]) -> Report:
+    def from_dict(cls, contents: Mapping[str, Any]) -> Self:
         """The report that `to_dict` was called on.
 
         Args:
@@ -530,7 +525,7 @@ class Report(Mapping[str, Estimate], Result):
             The report.
 
         Raises:
-            ValueError: If it is not a report.
+            ValueError: If they are not those of a report.
         """
         cls.check_schema(contents)
         measures, facts = contents.get("measures"), contents.get("facts")
@@ -544,63 +539,24 @@ class Report(Mapping[str, Estimate], Result):
         complete = bool(contents.get("complete", True))
         return cls(estimates, _read_record(RunInfo, facts, "facts"), complete)
 
-    @classmethod
-    def from_json(cls, path: str | Path) -> Report:
-        """Read a report that was written, whole or up to an interruption.
-
-        Args:
-            path: What `to_json`, `fg.measure(..., save=)` or ``flatgauge measure`` wrote.
-
-        Returns:
-            The report; `complete` says whether all that was asked for is there.
-        """
-        return cls.from_dict(read_json(path))
-
-    def to_html(
-        self,
-        path: str | Path,
-        *,
-        name: str | None = None,
-        title: str | None = None,
-        certificates: Mapping[str, Certificate] = {},
-        gauges: Mapping[str, GaugeGroup] = {},
-        spectra: Sequence[Drawable] = (),
-        landscapes: Sequence[Drawable] = (),
-        command: str | None = None,
-        remarks: Sequence[str] = (),
-    ) -> Path:
+    def to_html(self, path: str | Path, *, name: str | None = None, **extras: Any) -> Path:
         """The report as one self-contained page: tables, pictures, provenance, a glossary.
 
         The page asks the network for nothing, and holds the same numbers as `to_json`.
-        `flatgauge.report.page.write_page` writes one for several models.
 
         Args:
             path: Where to write it; an existing file is replaced.
             name: What the model is called there; None for its class.
-            title: Of the page; None for the name of the model.
-            certificates: What `fg.certify` has shown, by name.
-            gauges: What `fg.find_gauge` has found, by name.
-            spectra: Pictures of spectra.
-            landscapes: Pictures of landscapes.
-            command: The command line that the report came from.
-            remarks: Further sentences for the top of the page.
+            **extras: What else the page shows, such as `certificates`, `gauges`, `spectra` and
+                `landscapes`: see `flatgauge.report.page.write_page`.
 
         Returns:
             The path.
         """
         from flatgauge.report.page import write_page
 
-        return write_page(
-            path,
-            {name or self.facts.model: self},
-            title=title,
-            certificates=certificates,
-            gauges=gauges,
-            spectra=spectra,
-            landscapes=landscapes,
-            command=command,
-            remarks=(*(() if self.complete else (UNFINISHED,)), *remarks),
-        )
+        remarks = (*(() if self.complete else (UNFINISHED,)), *extras.pop("remarks", ()))
+        return write_page(path, {name or self.facts.model: self}, remarks=remarks, **extras)
 
     def plot(self, ax: Axes | None = None, *, measure: str | None = None) -> Axes:
         """Draw bars: the values of a measure layer by layer, or all measures next to each other.
@@ -616,22 +572,9 @@ class Report(Mapping[str, Estimate], Result):
             ValueError: If the measure has no values of layers.
             KeyError: If it was not measured.
         """
-        from flatgauge.report.layer_bars import labelled_axis
-        from flatgauge.report.plots.bars import bars_axes
+        from flatgauge.report.layer_bars import report_axes
 
-        if measure is not None:
-            layers = self[measure].layers
-            if not layers:
-                having = ", ".join(name for name, e in self.items() if e.layers) or "none"
-                raise ValueError(
-                    f"`{measure}` has no values of layers; the measures that have are {having}."
-                )
-            series = {self.facts.model: list(layers.values())}
-            return bars_axes(list(layers), series, label=labelled_axis(measure), ax=ax)
-        # A value that a logarithmic axis cannot show is named without a bar.
-        shown = [e.value if 0 < e.value < math.inf else math.nan for e in self.values()]
-        label = f"{self.facts.model}, lower is flatter"
-        return bars_axes(list(self), {self.facts.model: shown}, label=label, log=True, ax=ax)
+        return report_axes(self, measure, ax)
 
 
 def _read_record(kind: type[T], entry: Any, where: str) -> T:

@@ -18,10 +18,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from flatgauge.analysis.files import json_text, to_plain
+from flatgauge.analysis.files import json_text, read_json, to_plain
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
+    from typing_extensions import Self
 
     from flatgauge.report.tables import Table
 
@@ -97,6 +98,23 @@ class Result(ABC):
         from flatgauge.report.tables import tables_html
 
         return tables_html(self.tables())
+
+    @classmethod
+    def from_dict(cls, contents: Mapping[str, Any]) -> Self:
+        """The result that `to_dict` was called on; what is unknown in the contents is left out."""
+        raise NotImplementedError(f"a {cls.kind} cannot be read back; run it again.")
+
+    @classmethod
+    def from_json(cls, path: str | Path) -> Self:
+        """Read a result that was written, whole or up to an interruption.
+
+        Args:
+            path: What `to_json`, `save=` or the command line wrote.
+
+        Returns:
+            The result; `complete` says whether all that was asked for is there.
+        """
+        return cls.from_dict(read_json(path))
 
     @classmethod
     def schema(cls) -> str:

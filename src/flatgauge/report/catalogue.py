@@ -11,8 +11,6 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from flatgauge.analysis.formatting import align_columns
-
 if TYPE_CHECKING:
     from flatgauge.measures.registry import Measure
 
@@ -152,7 +150,8 @@ def explain(name: str) -> str:
     from flatgauge.measures import registry
 
     item = registry[name]
-    return "\n".join([item.name, *align_columns(_facts(item)), "", _text(item)])
+    facts = (f"{word:<10}  {fact}".rstrip() for word, fact in _facts(item))
+    return "\n".join([item.name, *facts, "", _text(item)])
 
 
 def _text(item: Measure) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +13,11 @@ from numpy.typing import NDArray
 from flatgauge.analysis.measurement import Report
 from flatgauge.estimators.estimate import Estimate
 from flatgauge.measures import registry
-from flatgauge.report.plots.bars import bars_figure
+from flatgauge.report.plots.bars import bars_axes, bars_figure
 from flatgauge.report.plots.ranked import MOST_POINTS, ranked_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 #: More layers than this are not drawn, but the largest ones are.
 MOST_LAYERS = 40
@@ -88,6 +91,24 @@ def _layers(measure: str, values: Mapping[str, Mapping[str, float]]) -> Choice:
 
 def _size(value: float | None) -> float:
     return 0.0 if value is None or math.isnan(value) else abs(value)
+
+
+def report_axes(report: Report, measure: str | None, ax: Axes | None) -> Axes:
+    """Bars on axes of matplotlib: a measure layer by layer, or all measures for None."""
+    model = report.facts.model
+    if measure is not None:
+        layers = report[measure].layers
+        if not layers:
+            having = ", ".join(name for name, e in report.items() if e.layers) or "none"
+            raise ValueError(
+                f"`{measure}` has no values of layers; the measures that have are {having}."
+            )
+        series = {model: list(layers.values())}
+        return bars_axes(list(layers), series, label=labelled_axis(measure), ax=ax)
+    # A value that a logarithmic axis cannot show is named without a bar.
+    shown = [e.value if 0 < e.value < math.inf else math.nan for e in report.values()]
+    label = f"{model}, lower is flatter"
+    return bars_axes(list(report), {model: shown}, label=label, log=True, ax=ax)
 
 
 def unit_choices(reports: Mapping[str, Report]) -> list[Choice]:
