@@ -115,7 +115,7 @@ def headline_of(
         differences=None,
     )
     if len(comparison) == 1:
-        return replace(headline, cards=_cards(*comparison.values(), broken))
+        return replace(headline, cards=_cards(next(iter(comparison.values())), broken))
     ranks = replace(ranking_table(comparison), title=_RANKS)
     differences = replace(difference_table(comparison, every=True), title=_DIFFERENCES)
     return replace(

@@ -115,7 +115,7 @@ def provenance_table(facts: Mapping[str, Mapping[str, Cell]]) -> Table:
 def run_facts(facts: RunInfo) -> dict[str, Cell]:
     """The facts of a run, by name."""
     software = ", ".join(f"{name} {version}" for name, version in facts.versions.items())
-    written = {
+    written: dict[str, str | Cell] = {
         "model": facts.model,
         "trainable parameters": f"{facts.parameters:,}",
         "data": facts.data,
