@@ -259,15 +259,17 @@ class Sweep:
     def _input_moments(self, names: frozenset[str]) -> dict[str, Moments]:
         """Run all data through the graph, with the moments of the layers' inputs."""
         found: dict[str, Moments] = {}
-        with isolate(self.surface.model, self.surface.device), torch.no_grad():
+        with isolate(self.surface.model, self.surface.device):
             for batch in self.surface.risk.chunks(self.chunk_size):
                 counted = self.counts_of(batch).nonzero()[:, 0].tolist()
                 batch = batch if len(counted) == batch.samples else batch.rows(counted)
                 plan = self.plan_for(batch)
                 layers = [layer for name, layer in plan.layers.items() if name in names]
                 handlers = {each.node: partial(_read_inputs, found, each) for each in layers}
-                state = self.surface.functional_model.state
-                plan.graph.run(state, self.inputs_of(batch), handlers, plan.logits)
+                inputs = self.inputs_of(batch)
+                with torch.no_grad():
+                    state = self.surface.functional_model.state
+                    plan.graph.run(state, inputs, handlers, plan.logits)
         return found
 
     def _make_plan(self, batch: Batch) -> SweepPlan:
