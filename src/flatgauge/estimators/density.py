@@ -44,17 +44,11 @@ _SHARPEST = 0.1
 
 @dataclass(frozen=True)
 class Curve:
-    """A function of the eigenvalue, on a grid, with its error.
+    """A function of the eigenvalue, on a grid, with its error."""
 
-    Attributes:
-        grid: Its points, ``(g,)``, float64.
-        values: The function, ``(g,)``.
-        stderr: Standard error from the choice of probes, ``(g,)``.
-    """
-
-    grid: Tensor
-    values: Tensor
-    stderr: Tensor
+    grid: Tensor  # Its points, ``(g,)``, float64.
+    values: Tensor  # The function, ``(g,)``.
+    stderr: Tensor  # Standard error from the choice of probes, ``(g,)``.
 
 
 @dataclass(frozen=True)

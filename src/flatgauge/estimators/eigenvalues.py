@@ -141,13 +141,12 @@ def top_eigenvalues(
     matrix = Matrix(operator)
     if which not in ("largest", "smallest"):
         raise ValueError(f'`which` is {which!r}; pass "largest" or "smallest".')
-    _check(matrix.size, count, tolerance, max_matvecs)
+    capacity = _capacity(matrix.size, count, basis, tolerance, max_matvecs)
     if opposite is not None and (not 0 < opposite < 1 or count > 1 or start is not None):
         raise ValueError(
             f"`opposite={opposite!r}` is a relative error at the other end: pass a number between "
             "0 and 1 such as 0.1, with `count=1` and without `start`."
         )
-    capacity = _capacity(matrix.size, count, basis)
     first = start
     if first is None:
         generator = require_generator(
@@ -169,20 +168,15 @@ def top_eigenvalues(
     while not finished and matrix.matvecs < max_matvecs:
         search.advance()
         finished = search.is_finished()
-    return _result(search, finished or search.turned)
-
-
-def _result(search: EigenvalueSearch, finished: bool) -> Eigenpairs:
-    """What the search knows at its end."""
-    space, wanted = search.space, slice(search.count)
-    pairs = search.pairs()
+    wanted, pairs = slice(count), search.pairs()
+    converged = (finished or search.turned) and bool(pairs.within[wanted].all())
     return Eigenpairs(
         values=torch.tensor(search.sign * pairs.values[wanted]),
         vectors=space.vectors(pairs.coefficients[:, wanted]).T,
         residuals=torch.tensor(pairs.residuals[wanted]),
         bounds=torch.tensor(pairs.bounds[wanted]),
-        converged=finished and bool(pairs.within[wanted].all()),
-        matvecs=space.matrix.matvecs,
+        converged=converged,
+        matvecs=matrix.matvecs,
         opposite=float(search.sign * pairs.values[-1]),
         opposite_residual=float(pairs.residuals[-1]),
         opposite_bound=max(search.unseen_reach(-1.0), space.rounding),
@@ -190,8 +184,8 @@ def _result(search: EigenvalueSearch, finished: bool) -> Eigenpairs:
     )
 
 
-def _check(size: int, count: int, tolerance: float, max_matvecs: int) -> None:
-    """Refuse arguments out of their range."""
+def _capacity(size: int, count: int, basis: int | None, tolerance: float, max_matvecs: int) -> int:
+    """How many basis vectors to keep; refuse arguments out of their range."""
     if not 1 <= count <= size:
         raise ValueError(
             f"`count` is {count!r}; the matrix has {size} eigenvalues, ask for 1 to {size}."
@@ -206,37 +200,24 @@ def _check(size: int, count: int, tolerance: float, max_matvecs: int) -> None:
             f"`max_matvecs` is {max_matvecs!r}; {count} eigenvalue(s) need at least as many "
             f"products, pass `max_matvecs={count}` or more."
         )
-
-
-def _capacity(size: int, count: int, basis: int | None) -> int:
-    """How many basis vectors to keep."""
-    if basis is None:
-        basis = max(2 * count + 20, 40)
-    elif basis < min(size, count + 3):
+    least = min(size, count + 3)
+    if basis is not None and basis < least:
         raise ValueError(
             f"`basis` is {basis!r}; a search for {count} eigenvalue(s) has to keep at least "
-            f"{min(size, count + 3)} vectors."
+            f"{least} vectors."
         )
-    return min(size, basis)
+    return min(size, max(2 * count + 20, 40) if basis is None else basis)
 
 
 class SearchPairs(NamedTuple):
-    """Ritz pairs ordered from the wanted end, values signed so that larger is wanted.
+    """Ritz pairs ordered from the wanted end, values signed so that larger is wanted."""
 
-    Attributes:
-        values: Signed values, falling.
-        coefficients: The vectors in terms of the basis, one per column.
-        residuals: Their residuals.
-        bounds: The residuals, or rounding where that is more.
-        within: Whether a bound is within the tolerance.
-        settled: Whether a bound is within the tolerance or as small as rounding lets it be.
-    """
-
-    values: Array
-    coefficients: Array
-    residuals: Array
-    bounds: Array
-    within: npt.NDArray[np.bool_]
+    values: Array  # Signed values, falling.
+    coefficients: Array  # The vectors in terms of the basis, one per column.
+    residuals: Array  # Their residuals.
+    bounds: Array  # The residuals, or rounding where that is more.
+    within: npt.NDArray[np.bool_]  # Whether a bound is within the tolerance.
+    # Whether a bound is within the tolerance or as small as rounding lets it be.
     settled: npt.NDArray[np.bool_]
 
 
@@ -251,26 +232,17 @@ class _Look:
 
 @dataclass
 class EigenvalueSearch:
-    """State of one search for the values at one end.
+    """State of one search for the values at one end."""
 
-    Attributes:
-        space: The basis, with a first direction pending.
-        count: How many values are wanted.
-        sign: 1 for the largest, -1 for the smallest.
-        tolerance: Error allowed, relative to each value.
-        opposite: Error allowed at the other end, relative to the value there; None for any.
-        given: Whether the start was given, not random.
-        turned: Whether the wanted values are found, and the other end is searched for.
-    """
-
-    space: KrylovBasis
-    count: int
-    sign: float
-    tolerance: float
+    space: KrylovBasis  # The basis, with a first direction pending.
+    count: int  # How many values are wanted.
+    sign: float  # 1 for the largest, -1 for the smallest.
+    tolerance: float  # Error allowed, relative to each value.
+    # Error allowed at the other end, relative to the value there; None for any.
     opposite: float | None
-    given: bool
+    given: bool  # Whether the start was given, not random.
     generator: Generator
-    turned: bool = False
+    turned: bool = False  # Whether the wanted values are found, and the other end is searched for.
     _doubt: bool = False  # Whether one sequence may have missed wanted values.
     _look: _Look | None = None
     _confirmed: Array | None = None  # Wanted values that a look has confirmed.
@@ -436,22 +408,15 @@ def chance_of_missing(last: float, best: float, opposite: float, *, steps: int, 
 
 @dataclass(frozen=True)
 class PowerResult:
-    """How a power method ended.
+    """How a power method ended."""
 
-    Attributes:
-        value: The Rayleigh quotient of the last vector.
-        residual: Length of ``A v - value v``: an eigenvalue lies that near.
-        change: How far the unit vector moved in the last step; near 2 if it changes sign.
-        converged: Whether that was within the tolerance.
-        negative: Whether the eigenvalue of largest size is negative, so that the vector changes
-            its sign at every step and never settles.
-    """
-
-    value: float
+    value: float  # The Rayleigh quotient of the last vector.
     vector: Tensor
-    residual: float
-    change: float
-    converged: bool
+    residual: float  # Length of ``A v - value v``: an eigenvalue lies that near.
+    change: float  # How far the unit vector moved in the last step; near 2 if it changes sign.
+    converged: bool  # Whether that was within the tolerance.
+    # Whether the eigenvalue of largest size is negative, so that the vector changes its sign at
+    # every step and never settles.
     negative: bool
     matvecs: int
 

@@ -29,17 +29,11 @@ _HALVINGS = 60
 
 
 class Ritz(NamedTuple):
-    """Eigenpairs of the matrix as seen from inside a basis.
+    """Eigenpairs of the matrix as seen from inside a basis."""
 
-    Attributes:
-        values: In rising order, ``(m,)``.
-        coefficients: The vectors in terms of the basis, one per column, ``(m, m)``.
-        residuals: Lengths of ``A x - value x``, ``(m,)``: some eigenvalue lies that near.
-    """
-
-    values: Array
-    coefficients: Array
-    residuals: Array
+    values: Array  # In rising order, ``(m,)``.
+    coefficients: Array  # The vectors in terms of the basis, one per column, ``(m, m)``.
+    residuals: Array  # Lengths of ``A x - value x``, ``(m,)``: some eigenvalue lies that near.
 
 
 class KrylovBasis:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+Array = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
 Labels = npt.NDArray[np.int_]
 
@@ -173,9 +174,10 @@ def _by_shape(rows: Labels, columns: Labels, components: Labels) -> list[tuple[L
 def _solve_stack(forward: Array, backward: Array) -> tuple[float, float, Array]:
     """The sums, gaps and products of a stack of connected pairs."""
     exponents = np.stack([_exponents(a, b) for a, b in zip(forward, backward, strict=True)])
-    found = balance(np.ldexp(forward, exponents), np.ldexp(backward, -exponents))
-    products = found.rows[:, :, None] * found.columns[:, None, :]
-    return float(found.values.sum()), float(found.gaps.sum()), np.ldexp(products, exponents)
+    scaled = np.ldexp(forward, exponents), np.ldexp(backward, -exponents)
+    values, gaps, x, y = _balance(*scaled)
+    products = x[:, :, None] * y[:, None, :]
+    return float(values.sum()), float(gaps.sum()), np.ldexp(products, exponents)
 
 
 def _exponents(forward: Array, backward: Array) -> Labels:
@@ -207,8 +209,6 @@ def _exponents(forward: Array, backward: Array) -> Labels:
     return exponents
 
 
-Array = npt.NDArray[np.float64]
-
 #: Gap, relative to the value, at which to stop.
 _TOLERANCE = 1e-12
 
@@ -237,42 +237,33 @@ _MOST_DENSE = 3000
 _GRADIENTS, _RESIDUAL = 60, 1e-9
 
 
-@dataclass(frozen=True)
-class BalancedScales:
-    """Scales x (stack, rows) and y (stack, columns) of connected pairs, sums and gaps (stack,)."""
-
-    values: Array
-    gaps: Array
-    rows: Array
-    columns: Array
-
-
-def balance(forward: Array, backward: Array) -> BalancedScales:
-    """Minimise the sum for a stack of strongly connected pairs A, B (stack, rows, columns)."""
+def _balance(forward: Array, backward: Array) -> tuple[Array, Array, Array, Array]:
+    """Sums and gaps (stack,), scales x (stack, rows) and y (stack, columns) of connected pairs."""
     if forward.shape[1] > forward.shape[2]:  # Equations are solved for the shorter side.
-        turned = balance(forward.transpose(0, 2, 1), backward.transpose(0, 2, 1))
-        return BalancedScales(turned.values, turned.gaps, turned.columns, turned.rows)
+        values, gaps, y, x = _balance(forward.transpose(0, 2, 1), backward.transpose(0, 2, 1))
+        return values, gaps, x, y
     forward, backward = np.ascontiguousarray(forward), np.ascontiguousarray(backward)
     x, y = _sweep_scales(forward, backward)
-    best = BalancedScales(np.full(len(x), np.inf), np.full(len(x), np.inf), x.copy(), y.copy())
+    values, gaps = np.full(len(x), np.inf), np.full(len(x), np.inf)
+    rows, columns = x.copy(), y.copy()  # With the smallest gaps up to now.
     active, waiting = np.arange(len(x)), np.zeros(len(x), dtype=int)
     for _ in range(_STEPS):
         terms = _Terms(forward[active], backward[active], x[active], y[active])
-        steps, gaps = terms.newton()
-        better = (gaps < 0.5 * best.gaps[active]) | np.isinf(best.gaps[active])
+        steps, bounds = terms.newton()
+        better = (bounds < 0.5 * gaps[active]) | np.isinf(gaps[active])
         kept = active[better]
-        best.values[kept], best.gaps[kept] = terms.values[better], gaps[better]
-        best.rows[kept], best.columns[kept] = terms.x[better], terms.y[better]
+        values[kept], gaps[kept] = terms.values[better], bounds[better]
+        rows[kept], columns[kept] = terms.x[better], terms.y[better]
         waiting[active] = np.where(better, 0, waiting[active] + 1)
         # A step that is too long for a bound at all is one on the way, not one in vain.
-        bounded = np.isfinite(best.gaps[active])
-        enough = best.gaps[active] <= _TOLERANCE * best.values[active]
+        bounded = np.isfinite(gaps[active])
+        enough = gaps[active] <= _TOLERANCE * values[active]
         going = ~(bounded & (enough | (waiting[active] >= _PATIENCE)))
         active = active[going]
         if not len(active):
             break
         x[active], y[active] = terms.take_newton_step(going, *(step[going] for step in steps))
-    return best
+    return values, gaps, rows, columns
 
 
 def _sweep_scales(forward: Array, backward: Array) -> tuple[Array, Array]:
@@ -374,9 +365,7 @@ class _Terms:
                 total -= np.log(least)
         return total
 
-    def take_newton_step(
-        self, which: npt.NDArray[np.bool_], step: Array, other: Array
-    ) -> tuple[Array, Array]:
+    def take_newton_step(self, which: Mask, step: Array, other: Array) -> tuple[Array, Array]:
         """Go Newton's way as far as the sum falls, then sweep once."""
         forward, backward = self._forward[which], self._backward[which]
         x, y, before = self.x[which], self.y[which], self.values[which]

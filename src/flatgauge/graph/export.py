@@ -61,15 +61,10 @@ class UnsupportedGraphError(ValueError):
 
 @dataclass(frozen=True)
 class SampleAxis:
-    """Where in a tensor the samples lie.
+    """Where in a tensor the samples lie."""
 
-    Attributes:
-        axis: The axis that counts samples, alone or merged with positions.
-        major: Whether, when merged, all positions of one sample are neighbours.
-    """
-
-    axis: int
-    major: bool
+    axis: int  # The axis that counts samples, alone or merged with positions.
+    major: bool  # Whether, when merged, all positions of one sample are neighbours.
 
     def first(self, tensor: Tensor, samples: int) -> Tensor:
         """The tensor with the samples in front and what was merged with them behind."""

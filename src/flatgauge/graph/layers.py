@@ -28,29 +28,19 @@ class Layer:
 
     Its weights are seen as an array (groups, out, in, taps): `canonical` brings a tensor of the
     parameter's shape there, `original` brings it back.
-
-    Attributes:
-        name: The parameter, as in `model.named_parameters()`.
-        node: The contraction.
-        position: Which of its arguments is the activation.
-        kind: ``"linear"``, ``"convolution"`` or ``"transposed"`` (convolution).
-        out_axis: The parameter's axis of output units.
-        in_axis: The parameter's axis of input units.
-        bias: The parameter that the same op adds, if any.
-        padding: Of a convolution, before and after along every spatial axis.
     """
 
-    name: str
+    name: str  # The parameter, as in `model.named_parameters()`.
     shape: tuple[int, ...]
-    node: fx.Node
-    position: int
-    kind: str
-    out_axis: int
-    in_axis: int
+    node: fx.Node  # The contraction.
+    position: int  # Which of its arguments is the activation.
+    kind: str  # "linear", "convolution" or "transposed" (convolution).
+    out_axis: int  # The parameter's axis of output units.
+    in_axis: int  # The parameter's axis of input units.
     groups: int = 1
-    bias: str | None = None
+    bias: str | None = None  # The parameter that the same op adds, if any.
     stride: tuple[int, ...] = ()
-    padding: tuple[tuple[int, int], ...] = ()
+    padding: tuple[tuple[int, int], ...] = ()  # Before and after along every spatial axis.
     dilation: tuple[int, ...] = ()
 
     @property
@@ -126,89 +116,79 @@ def find_layers(graph: ModelGraph) -> dict[str, Layer]:
 
 def _layer_at(node: fx.Node, names: dict[fx.Node, str]) -> Layer | None:
     """The layer that an op is, if it is one."""
-    op = op_name(node)
-    arguments = arguments_of(node)
+    op, given = op_name(node), arguments_of(node)
     if op == "linear":
-        return _linear(node, arguments["weight"], arguments["bias"], names, right=False)
+        return _linear(node, 0, given["weight"], given["bias"], names, out_axis=0)
     if op in ("matmul", "mm"):
-        other = arguments["other" if op == "matmul" else "mat2"]
-        return _linear(node, other, None, names, right=True)
-    if op == "addmm" and arguments["beta"] == arguments["alpha"] == 1:
-        return _linear(node, arguments["mat2"], arguments["self"], names, right=True, position=1)
+        return _linear(node, 0, given["other" if op == "matmul" else "mat2"], None, names)
+    if op == "addmm" and given["beta"] == given["alpha"] == 1:
+        return _linear(node, 1, given["mat2"], given["self"], names)
     if op.startswith(("conv1d", "conv2d", "conv3d", "conv_transpose", "convolution")):
-        return _convolution(node, op, arguments, names)
+        return _convolution(node, op, given, names)
     return None
 
 
 def _linear(
     node: fx.Node,
+    position: int,
     weight: Any,
     bias: Any,
     names: dict[fx.Node, str],
-    *,
-    right: bool,
-    position: int = 0,
+    out_axis: int = 1,
 ) -> Layer | None:
-    """A product of rows with a matrix (in, out) on the right, or with its transpose."""
-    axes = [1, 0] if right else [0, 1]  # where out and in are
-    while weight not in names:
-        if not isinstance(weight, fx.Node) or op_name(weight) not in _TRANSPOSES:
+    """A product of rows with a matrix (in, out), or with its transpose where `out_axis` is 0."""
+    while isinstance(weight, fx.Node) and len(shape_of(weight)) == 2:
+        if weight in names:
+            return Layer(
+                names[weight],
+                tuple(shape_of(weight)),
+                node,
+                position,
+                "linear",
+                out_axis,
+                1 - out_axis,
+                bias=None if bias is None else names.get(bias),
+            )
+        op, given = op_name(weight), arguments_of(weight)
+        if op not in _TRANSPOSES:
             return None
-        if len(shape_of(weight)) != 2:
-            return None
-        given = arguments_of(weight)
-        turned = op_name(weight) != "permute" or [d % 2 for d in given["dims"]] == [1, 0]
-        if op_name(weight) == "transpose" and given["dim0"] % 2 == given["dim1"] % 2:
-            turned = False
-        axes = axes[::-1] if turned else axes
+        same = op == "transpose" and given["dim0"] % 2 == given["dim1"] % 2
+        if not same and (op != "permute" or given["dims"][0] % 2 == 1):
+            out_axis = 1 - out_axis
         weight = weight.args[0]
-    if len(shape_of(weight)) != 2:
-        return None
-    return Layer(
-        names[weight],
-        tuple(shape_of(weight)),
-        node,
-        position,
-        "linear",
-        out_axis=axes[0],
-        in_axis=axes[1],
-        bias=names.get(bias) if bias is not None else None,
-    )
+    return None
 
 
 def _convolution(
-    node: fx.Node, op: str, arguments: dict[str, Any], names: dict[fx.Node, str]
+    node: fx.Node, op: str, given: dict[str, Any], names: dict[fx.Node, str]
 ) -> Layer | None:
     """A convolution of any dimension, or a transposed one."""
-    weight, bias = arguments["weight"], arguments["bias"]
+    weight, bias = given["weight"], given["bias"]
     if weight not in names:
         return None
     kernel = tuple(shape_of(weight)[2:])
     spatial = len(kernel)
     if len(shape_of(node)) != spatial + 2:  # An image without a batch axis.
         return None
-    transposed = "transpose" in op or bool(arguments.get("transposed"))
-    stride = _per_axis(arguments["stride"], spatial)
-    dilation = _per_axis(arguments["dilation"], spatial)
-    padding = arguments["padding"]
+    transposed = "transpose" in op or bool(given.get("transposed"))
+    dilation = _per_axis(given["dilation"], spatial)
+    padding = given["padding"]
     if padding == "same":
         total = [d * (k - 1) for d, k in zip(dilation, kernel, strict=True)]
         sides = tuple((t // 2, t - t // 2) for t in total)
-    elif padding == "valid":
-        sides = ((0, 0),) * spatial
     else:
-        sides = tuple((p, p) for p in _per_axis(padding, spatial))
+        sides = tuple((p, p) for p in _per_axis(0 if padding == "valid" else padding, spatial))
     return Layer(
         names[weight],
         tuple(shape_of(weight)),
         node,
         0,
         "transposed" if transposed else "convolution",
-        out_axis=1 if transposed else 0,
-        in_axis=0 if transposed else 1,
-        groups=arguments["groups"],
+        out_axis=int(transposed),
+        in_axis=int(not transposed),
+        groups=given["groups"],
         bias=names.get(bias) if bias is not None else None,
-        stride=stride,
+        stride=_per_axis(given["stride"], spatial),
         padding=sides,
         dilation=dilation,
     )

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, fx
@@ -32,23 +32,14 @@ _CALLER = os.path.join(os.path.dirname(__file__), "export.py")
 
 @dataclass(frozen=True)
 class Op:
-    """What every analysis needs to know of an op.
+    """What every analysis needs to know of an op."""
 
-    Attributes:
-        family: Of the rule class that handles it; "" if there is none.
-        factors: Arguments that are multiplied with each other.
-        curved: Arguments in which it is not even piecewise linear.
-        linear: Whether it is piecewise linear in all other arguments together.
-        unless: An argument that makes it curved in everything if it is given and not false.
-        constant: Whether it is constant almost everywhere.
-    """
-
-    family: str
-    factors: tuple[str, ...] = ()
-    curved: tuple[str, ...] = ()
-    linear: bool = True
-    unless: str = ""
-    constant: bool = False
+    family: str  # Of the rule class that handles it; "" if there is none.
+    factors: tuple[str, ...] = ()  # Arguments that are multiplied with each other.
+    curved: tuple[str, ...] = ()  # Arguments in which it is not even piecewise linear.
+    linear: bool = True  # Whether it is piecewise linear in all other arguments together.
+    unless: str = ""  # An argument that makes it curved in everything if it is given and not false.
+    constant: bool = False  # Whether it is constant almost everywhere.
 
 
 #: The records by the name of the op, without overload; with its namespace if that is not torch's.
@@ -312,17 +303,11 @@ Degrees = dict[str, int]
 _CURVED = 2
 
 
-@dataclass(frozen=True)
-class ParameterDegrees:
-    """The degree of a graph's output in its parameters: where the block curvature is exact.
+class ParameterDegrees(NamedTuple):
+    """The degree of a graph's output in its parameters: where the block curvature is exact."""
 
-    Attributes:
-        degrees: By parameter that the output depends on; 2 for any above 1.
-        reasons: For every parameter of degree above 1, the op that made it so.
-    """
-
-    degrees: Degrees
-    reasons: dict[str, str]
+    degrees: Degrees  # By parameter that the output depends on; 2 for any above 1.
+    reasons: dict[str, str]  # For every parameter of degree above 1, the op that made it so.
 
 
 def op_record(node: fx.Node) -> Op:
@@ -370,9 +355,7 @@ def _degrees(node: fx.Node, found: dict[fx.Node, Degrees]) -> Degrees:
     product: Degrees = {}
     for name, value in arguments.items():
         for leaf in pytree.tree_leaves(value):
-            if not isinstance(leaf, fx.Node):
-                continue
-            degrees = found[leaf]
+            degrees = found[leaf] if isinstance(leaf, fx.Node) else {}
             if not linear or name in op.curved:
                 _raise_to(total, dict.fromkeys(degrees, _CURVED))
             elif name in op.factors:

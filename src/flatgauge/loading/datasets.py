@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import inspect
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -279,16 +278,11 @@ _CIFAR10 = (
 
 @dataclass(frozen=True)
 class Builtin:
-    """A data set flatgauge knows by name.
+    """A data set flatgauge knows by name."""
 
-    Attributes:
-        usage: How it is written: its name, and ``:DIR`` if it is read from a folder.
-        classes: What the class numbers mean.
-    """
-
-    usage: str
+    usage: str  # How it is written: its name, and ``:DIR`` if it is read from a folder.
     about: str
-    classes: tuple[str, ...]
+    classes: tuple[str, ...]  # What the class numbers mean.
     load: Callable[..., tuple[Array, Array]]
 
 
@@ -410,8 +404,9 @@ def _from_factory(spec: str, split: str, limit: int | None) -> Any:
     if not callable(found):
         _refuse_options(spec, **options)
         return found
-    named, others = _keywords(found)
-    if not others:
+    parameters = models.factory_parameters(found)
+    named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    if not any(p.kind is p.VAR_KEYWORD for p in parameters):
         _refuse_options(spec, **{key: value for key, value in options.items() if key not in named})
     if "split" in named:
         options["split"] = split
@@ -419,16 +414,6 @@ def _from_factory(spec: str, split: str, limit: int | None) -> Any:
     if data is None:
         raise TypeError(f"`{spec}` returned None; needed are data; let it `return` them.")
     return data
-
-
-def _keywords(factory: Callable[..., Any]) -> tuple[set[str], bool]:
-    """The keywords a factory names, and whether it takes any others."""
-    try:
-        parameters = inspect.signature(factory).parameters.values()
-    except (TypeError, ValueError):
-        return set(), False
-    named = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    return named, any(p.kind is p.VAR_KEYWORD for p in parameters)
 
 
 def _refuse_options(spec: str, **options: object) -> None:

@@ -105,7 +105,12 @@ def build_model(reference: str) -> nn.Module:
 
 def call_factory(reference: str, factory: Callable[..., Any], **options: object) -> Any:
     """Call a factory of the user, with its folder importable and its errors located."""
-    required = [name for name in _required_arguments(factory) if name not in options]
+    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    required = [
+        item.name
+        for item in factory_parameters(factory)
+        if item.default is item.empty and item.kind not in optional and item.name not in options
+    ]
     if required:
         names = ", ".join(f"`{name}`" for name in required)
         called = getattr(factory, "__name__", "it")
@@ -121,14 +126,12 @@ def call_factory(reference: str, factory: Callable[..., Any], **options: object)
             raise RuntimeError(f"`{reference}` failed: {text}") from error
 
 
-def _required_arguments(factory: Callable[..., Any]) -> list[str]:
-    """The arguments that a call needs; none if the signature is unknown."""
-    optional = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+def factory_parameters(factory: Callable[..., Any]) -> list[inspect.Parameter]:
+    """The parameters of a factory; none if its signature is unknown."""
     try:
-        parameters = inspect.signature(factory).parameters.values()
+        return list(inspect.signature(factory).parameters.values())
     except (TypeError, ValueError):
         return []
-    return [p.name for p in parameters if p.default is p.empty and p.kind not in optional]
 
 
 def split_reference(reference: str) -> tuple[str, str]:
@@ -481,7 +484,17 @@ def _transfer(model: nn.Module, weights: dict[str, Any]) -> list[str]:
         unexpected = [name for name in weights if name not in own]
     here = {_memory(own[name]) for name in weights if name in own}
     missing = [name for name in missing if _memory(own.get(name)) not in here]  # or tied to it
-    problems = _misfits(own, weights, missing, unexpected) or refusal
+    reshaped = [
+        f"`{name}` {_shape(value)} in the file, {_shape(own[name])} in the model"
+        for name, value in weights.items()
+        if name in own and _shape(value) != _shape(own[name])
+    ]
+    kinds = {
+        "missing from the file": [f"`{name}` {_shape(own.get(name))}" for name in missing],
+        "unknown to the model": [f"`{name}` {_shape(weights[name])}" for name in unexpected],
+        "of another shape": reshaped,
+    }
+    problems = _list_kinds(kinds) or refusal
     if problems:
         for name, value in before.items():
             own[name].copy_(value)
@@ -493,23 +506,6 @@ def _memory(value: Any) -> object:
     if not isinstance(value, Tensor) or not value.numel():
         return object()
     return (value.data_ptr(), value.shape, value.stride())
-
-
-def _misfits(
-    own: Mapping[str, Any], weights: Mapping[str, Any], missing: list[str], unexpected: list[str]
-) -> list[str]:
-    """List the names and shapes that differ."""
-    reshaped = [
-        f"`{name}` {_shape(value)} in the file, {_shape(own[name])} in the model"
-        for name, value in weights.items()
-        if name in own and _shape(value) != _shape(own[name])
-    ]
-    kinds = {
-        "missing from the file": [f"`{name}` {_shape(own.get(name))}" for name in missing],
-        "unknown to the model": [f"`{name}` {_shape(weights[name])}" for name in unexpected],
-        "of another shape": reshaped,
-    }
-    return _list_kinds(kinds)
 
 
 def _unusable(own: Mapping[str, Any], weights: Mapping[str, Any]) -> list[str]:

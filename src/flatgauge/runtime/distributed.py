@@ -56,21 +56,14 @@ class GroupError(ConnectionError):
 
 @dataclass(frozen=True)
 class Status:
-    """What a rank reports before it goes on.
+    """What a rank reports before it goes on."""
 
-    Attributes:
-        what: What it has computed its part of.
-        digest: Of what must be equal on all ranks.
-        error: Module, name and message of its exception, if it failed.
-        leaves: Whether it leaves the scope that all are in.
-        item: What it gives to all.
-    """
-
-    what: str
-    digest: int = 0
+    what: str  # What it has computed its part of.
+    digest: int = 0  # Of what must be equal on all ranks.
+    # Module, name and message of its exception, if it failed.
     error: tuple[str, str, str] | None = None
-    leaves: bool = False
-    item: Any = None
+    leaves: bool = False  # Whether it leaves the scope that all are in.
+    item: Any = None  # What it gives to all.
 
 
 class ProcessGroup:

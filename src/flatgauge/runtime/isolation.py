@@ -370,7 +370,7 @@ _FOREIGN = tuple(
     f"{Path(folder)}{os.sep}"
     for folder in (
         *(sysconfig.get_paths()[key] for key in ("stdlib", "purelib", "platlib")),
-        Path(__file__).parents[1],
+        str(Path(__file__).parents[1]),
     )
 )
 

@@ -51,17 +51,11 @@ _THREADS_EACH, _THREADS_ANYWHERE = 4, 64
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """What may be used on top of what the process held when the surface was made, in bytes.
+    """What may be used on top of what the process held when the surface was made, in bytes."""
 
-    Attributes:
-        total: All of it.
-        params: The number of trainable parameters p.
-        itemsize: Of one number in the precision of the computation.
-    """
-
-    total: int
-    params: int
-    itemsize: int
+    total: int  # All of it.
+    params: int  # The number of trainable parameters p.
+    itemsize: int  # Of one number in the precision of the computation.
 
     @property
     def vector(self) -> int:
