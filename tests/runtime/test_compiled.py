@@ -12,7 +12,7 @@ from reference import error
 from torch import Tensor, nn
 
 import flatgauge as fg
-from flatgauge.surface import hvp_check as trials
+from flatgauge.surface import derivatives as trials
 from flatgauge.surface.derivatives import GradientGraph
 
 INPUTS = torch.randn(12, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
