@@ -6,6 +6,7 @@ import re
 import subprocess
 import tomllib
 from fnmatch import fnmatch
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,7 @@ def test_the_version_is_stated_once():
 
 
 def test_every_file_of_the_package_is_shipped_and_no_other_kind():
-    patterns = sum(PROJECT["tool"]["setuptools"]["package-data"].values(), [])
+    patterns = [*chain(*PROJECT["tool"]["setuptools"]["package-data"].values())]
     files = [name.removeprefix("src/flatgauge/") for name in tracked("src")]
     others = [name for name in files if not name.endswith(".py")]
     assert "py.typed" in others

@@ -13,7 +13,7 @@ from scipy.stats import norm, truncnorm
 from torch import nn
 
 from flatgauge import LossSurface
-from flatgauge.analysis.bounds.noise import description_length, layer_noise, on_grid
+from flatgauge.analysis.bounds.pac_bayes import description_length, layer_noise, on_grid
 from flatgauge.curvature.block_diagonal import block_curvature, with_surrogate
 from flatgauge.estimators.linalg import TruncatedNormal
 from flatgauge.measures.normalized_sharpness import best_scales

@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
 import flatgauge as fg
-from flatgauge.analysis.bounds.noise import layer_noise
-from flatgauge.analysis.bounds.pac_bayes import PRIORS
+from flatgauge.analysis.bounds.pac_bayes import PRIORS, layer_noise
 from flatgauge.curvature.block_diagonal import block_curvature, with_surrogate
 
 

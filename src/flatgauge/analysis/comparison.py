@@ -43,9 +43,10 @@ from flatgauge.surface.sharding import shared_processes
 from flatgauge.surface.surface import LossSurface
 
 if TYPE_CHECKING:
+    from typing import Self
+
     import pandas as pd
     from matplotlib.axes import Axes
-    from typing_extensions import Self
 
     from flatgauge.report.tables import Table
 

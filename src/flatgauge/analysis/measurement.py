@@ -48,9 +48,10 @@ from flatgauge.surface.surface import LossSurface
 from flatgauge.symmetry.balance import balanced_surface
 
 if TYPE_CHECKING:
+    from typing import Self
+
     import pandas as pd
     from matplotlib.axes import Axes
-    from typing_extensions import Self
 
     from flatgauge.report.tables import Table
 

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from flatgauge.analysis.files import json_text, read_json, to_plain
 
 if TYPE_CHECKING:
+    from typing import Self
+
     from plotly.graph_objects import Figure
-    from typing_extensions import Self
 
     from flatgauge.report.tables import Table
 

@@ -81,7 +81,7 @@ def show_page(path: Path) -> None:
         frame = (
             f'<iframe srcdoc="{page}" width="100%" height="{_HEIGHT}" style="border:0"></iframe>'
         )
-        display(HTML(frame))  # type: ignore[no-untyped-call]
+        display(HTML(frame))
     else:
         webbrowser.open(path.resolve().as_uri())
 

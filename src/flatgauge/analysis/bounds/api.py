@@ -12,11 +12,23 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Generator
 
-from flatgauge.analysis.bounds.noise import FEWEST_BITS, FROZEN, MOST_BITS
-from flatgauge.analysis.bounds.pac_bayes import PRIORS, normalized_bound, path_bound
-from flatgauge.analysis.bounds.terms import BoundContext, NotCoveredError, Term, table
+from flatgauge.analysis.bounds.pac_bayes import (
+    FEWEST_BITS,
+    FROZEN,
+    MOST_BITS,
+    PRIORS,
+    normalized_bound,
+    path_bound,
+)
+from flatgauge.analysis.bounds.terms import (
+    NORMALIZED,
+    BoundContext,
+    NotCoveredError,
+    Term,
+    ZeroOne,
+    table,
+)
 from flatgauge.analysis.bounds.theorem51 import theorem_bound
-from flatgauge.analysis.bounds.zero_one import NORMALIZED, ZeroOne
 from flatgauge.curvature.block_diagonal import SURROGATES
 from flatgauge.estimators.linalg import child_generator, root_seed
 from flatgauge.graph.export import UnsupportedGraphError
