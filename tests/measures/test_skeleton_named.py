@@ -61,11 +61,10 @@ def test_a_page_names_it_wherever_the_measure_stands(reports, tmp_path):
 def test_a_study_page_names_it(tmp_path):
     import pandas as pd
 
-    from flatgauge.report.study_page import write_study_page
+    from flatgauge.report.pool_page import PoolPage, write_page
 
     frame = pd.DataFrame({"psi_trace": [1.0, 2.0, 3.0], "gap": [0.1, 0.2, 0.3]}, index=list("abc"))
-    path = write_study_page(
-        tmp_path / "study.html",
+    page = PoolPage(
         title="paths",
         question="?",
         frame=frame,
@@ -74,4 +73,5 @@ def test_a_study_page_names_it(tmp_path):
         measures=["psi_trace"],
         skeletons={"psi_trace": "diagonal"},
     )
+    path = write_page(tmp_path / "study.html", page)
     assert "diagonal skeleton" in path.read_text()

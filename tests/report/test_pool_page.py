@@ -14,25 +14,28 @@ from study_data import INVARIANT, LAYERS, MEASURES, published, study_frame, whol
 from flatgauge.analysis.formatting import Number
 from flatgauge.report.coefficient import Coefficient, coefficient, folded
 from flatgauge.report.frame_table import NamedTable, cell, frame_contents, frame_table
-from flatgauge.report.study_headline import study_headline
-from flatgauge.report.study_numbers import (
-    change_kind,
+from flatgauge.report.pool_page import PoolPage, write_page
+from flatgauge.report.pool_pictures import MOST_PANELS, Points, layer_grids, measure_choices
+from flatgauge.report.pool_statistics import (
     change_rows,
     correlation_text,
+    explain_statistics,
     notes_of,
     other_rows,
+    pool_headline,
 )
-from flatgauge.report.study_page import write_study_page
-from flatgauge.report.study_pictures import MOST_PANELS, Points, layer_grids, measure_choices
-from flatgauge.report.study_words import statistics_words
 
 TABLE = NamedTable("Table 4", "Published and ours.", published())
+
+
+def write(path, **given):
+    return write_page(path, PoolPage(**given))
 
 
 @pytest.fixture(scope="module")
 def full(tmp_path_factory):
     path = tmp_path_factory.mktemp("study") / "study.html"
-    assert write_study_page(path, **whole_study(), pictures=pictures()[1:], tables=[TABLE]) == path
+    assert write(path, **whole_study(), pictures=pictures()[1:], tables=[TABLE]) == path
     return Page(path)
 
 
@@ -64,7 +67,7 @@ def test_a_page_has_the_sections_it_has_contents_for(full, tmp_path):
     assert everything <= full.ids
     links = {attrs["href"][1:] for attrs, _ in full.of("a")}
     assert everything <= links <= full.ids
-    little = Page(write_study_page(tmp_path / "bare.html", **bare()))
+    little = Page(write(tmp_path / "bare.html", **bare()))
     few = {"headline", "caveats", "correlations", "scatter", "runs", "provenance", "statistics"}
     assert everything & little.ids == few
 
@@ -123,7 +126,7 @@ def test_runs_that_do_not_count_are_marked_and_told(full):
 
 
 def test_few_networks_are_a_caveat(tmp_path):
-    page = Page(write_study_page(tmp_path / "few.html", **bare()))
+    page = Page(write(tmp_path / "few.html", **bare()))
     told = [text.strip() for _, text in page.of("li")]
     assert "Only 3 networks are counted: the intervals are wide, and rough." in told
 
@@ -131,7 +134,7 @@ def test_few_networks_are_a_caveat(tmp_path):
 def test_the_headline_is_the_answer_in_numbers():
     given = whole_study()
     changes = change_rows(given["before_after"])
-    found = study_headline(points(), given["correlations"], changes)
+    found = pool_headline(points(), given["correlations"], changes)
     assert found.cards[0].value == "23 of 24"
     text = " ".join(found.answer)
     best = given["correlations"]["spearman"].idxmax()
@@ -148,12 +151,12 @@ def test_a_measure_whose_interval_holds_zero_does_not_follow():
         {"kendall": [0.6, 0.2], "kendall_low": [0.3, -0.1], "kendall_high": [0.8, 0.5]},
         index=["a", "b"],
     )
-    lines = study_headline(points(), frame, []).answer
+    lines = pool_headline(points(), frame, []).answer
     assert lines[0].startswith("1 of 2 measures follows accuracy_gap")
     assert lines[1] == (
         "1 of 2 measures does not, as far as these networks tell: b 0.20 [−0.10, 0.50]."
     )
-    plain = study_headline(points(), frame[["kendall"]], []).answer
+    plain = pool_headline(points(), frame[["kendall"]], []).answer
     assert plain == ["Kendall correlation with accuracy_gap: a 0.60, b 0.20."]
 
 
@@ -173,9 +176,6 @@ def test_what_a_rescaling_did_is_told_by_the_intervals():
         "less": ("moved", "lower by 0.30"),
         "none": ("unknown", "cannot be told"),
     }
-    correlations = pd.DataFrame({"kendall": frame["before"]})
-    assert change_kind(frame, correlations) == "Kendall"
-    assert change_kind(frame, correlations + 0.1) == "correlation"
 
 
 def test_intervals_are_folded_into_their_numbers():
@@ -260,7 +260,7 @@ def test_cells_of_any_kind_are_shown():
 
 
 def test_only_statistics_that_are_there_are_explained():
-    words = statistics_words(["pearson", "partial[rate]", "own"])
+    words = explain_statistics(["pearson", "partial[rate]", "own"])
     assert {"Pearson", "partial", "interval", "counted"} <= set(words)
     assert "Kendall" not in words
 
@@ -269,7 +269,7 @@ def test_names_of_the_users_are_text(tmp_path):
     frame = bare()["frame"].rename(index={"a": EVIL}).assign(**{EVIL: list("xyz")})
     correlations = pd.DataFrame({"pearson": [0.5], "notes": [EVIL]}, index=["m"])
     page = Page(
-        write_study_page(
+        write(
             tmp_path / "evil.html",
             **bare(frame=frame, correlations=correlations, title=EVIL, question=EVIL),
             summary=[EVIL],
@@ -287,15 +287,15 @@ def test_wrong_requests_are_refused(tmp_path):
     path = tmp_path / "page.html"
     frame = bare()["frame"]
     with pytest.raises(ValueError, match="`frame` has no row; a study's page needs at least one"):
-        write_study_page(path, **bare(frame=frame.iloc[:0]))
+        write(path, **bare(frame=frame.iloc[:0]))
     with pytest.raises(ValueError, match="`measures` is empty; name at least one column"):
-        write_study_page(path, **bare(measures=[]))
+        write(path, **bare(measures=[]))
     with pytest.raises(ValueError, match="`frame` has no column 'x', 'batch'; it has m, gap"):
-        write_study_page(path, **bare(measures=["m", "x"], factors=["batch"]))
+        write(path, **bare(measures=["m", "x"], factors=["batch"]))
     with pytest.raises(ValueError, match="`rescaled` has the run 'a' twice; give every run one"):
-        write_study_page(path, **bare(rescaled=frame.iloc[[0, 0]]))
+        write(path, **bare(rescaled=frame.iloc[[0, 0]]))
     with pytest.raises(ValueError, match="`layers` has no column 'layer', 'value'; it needs run"):
-        write_study_page(path, **bare(layers=pd.DataFrame({"run": [], "measure": []})))
+        write(path, **bare(layers=pd.DataFrame({"run": [], "measure": []})))
     with pytest.raises(TypeError, match="a str cannot be drawn; it needs `title`"):
-        write_study_page(path, **bare(pictures=["picture"]))
+        write(path, **bare(pictures=["picture"]))
     assert not list(tmp_path.iterdir())

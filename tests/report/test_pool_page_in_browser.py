@@ -8,7 +8,7 @@ import pytest
 from browsing import Loaded, browsing, column, luminance, needs_browser, until
 from study_data import LAYERS, MEASURES, whole_study
 
-from flatgauge.report.study_page import write_study_page
+from flatgauge.report.pool_page import PoolPage, write_page
 
 pytestmark = needs_browser
 
@@ -21,7 +21,7 @@ def browser():
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
-    return write_study_page(tmp_path_factory.mktemp("study") / "study.html", **whole_study())
+    return write_page(tmp_path_factory.mktemp("study") / "study.html", PoolPage(**whole_study()))
 
 
 @pytest.fixture(scope="module")
