@@ -14,9 +14,9 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from flatgauge.studies import Findings
+from flatgauge.studies import PoolResult
 from flatgauge.studies.published import published_study
-from flatgauge.studies.store import Store
+from flatgauge.studies.store import PoolStore
 
 #: Measures of the pictures before and after rescaling, classical ones below ours.
 PAIRS = {
@@ -25,7 +25,7 @@ PAIRS = {
 }
 
 #: Further pictures by study.
-PICTURES: dict[str, dict[str, Callable[[Findings], Figure]]] = {
+PICTURES: dict[str, dict[str, Callable[[PoolResult], Figure]]] = {
     "mnist-layers": {
         "layers": lambda found: found.plot_layers("kappa_trace_sum"),
         "sums": lambda found: found.plot(
@@ -49,23 +49,23 @@ def main() -> None:
     root = Path(sys.argv[1])
     place = Path(sys.argv[2]) if len(sys.argv) > 2 else Path(__file__).parent.parent / "results"
     place.mkdir(exist_ok=True)
-    for folder in sorted(path.parent for path in root.glob("*/*/study.json")):
+    for folder in sorted(path.parent for path in root.glob("*/*/pool.json")):
         name, _, preset = folder.parent.name.rpartition("-")
         study = published_study(name, preset)[folder.name]
-        found = Findings.of(study, Store(folder))
+        found = PoolResult(study, PoolStore(folder))
         write(found, place, name, f"{name}-{preset}-{folder.name}")
 
 
-def write(found: Findings, place: Path, name: str, label: str) -> None:
+def write(found: PoolResult, place: Path, name: str, label: str) -> None:
     """The networks, the correlations and the pictures of one study."""
-    frame, study = found.to_frame(), found.study
+    frame, study = found.to_frame(), found.pool
     columns = [*study.factor_names, "seed", *COLUMNS, *found.measures]
     frame[columns].to_csv(place / f"{label}.csv", float_format="%.6g")
     for kind, table in (
         ("correlations", found.correlations),
         ("layers", found.layer_correlations),
         ("rescaled", found.before_after),
-        ("published", found.beside_published().set_index("source")),
+        ("published", found.compare_published().set_index("source")),
     ):
         if table is not None and not table.empty:
             kept = table.drop(columns="notes", errors="ignore").dropna(axis=1, how="all")

@@ -22,6 +22,15 @@ from typing import TypeAlias
 import torch
 from torch import Generator, Tensor, nn
 
+__all__ = [
+    "INITIALISATIONS",
+    "NETWORKS",
+    "Architecture",
+    "build",
+    "find_architecture",
+    "initialise",
+]
+
 #: Layers as they follow each other, each with its name.
 _Named: TypeAlias = list[tuple[str, nn.Module]]
 

@@ -393,7 +393,7 @@ def _records(frame: pd.DataFrame | None) -> dict[str, dict[str, Any]] | None:
     if frame is None:
         return None
     found = frame.astype(object).where(frame.notna(), None).to_dict(orient="index")
-    return {str(name): row for name, row in found.items()}
+    return {str(name): {str(key): cell for key, cell in row.items()} for name, row in found.items()}
 
 
 # -- numbers of papers --------------------------------------------------------------------------

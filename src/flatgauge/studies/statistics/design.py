@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,7 +100,8 @@ def granulated_kendall(
     cells = {name: len(values) for name, (values, _) in found.items()}
     notes = design.ready.notes + tuple(_idle(design, n) for n, many in cells.items() if not many)
     found = {name: pair for name, pair in found.items() if cells[name]}
-    count, details = design.ready.count, {"by_factor": {}, "cells": cells}
+    count = design.ready.count
+    details: dict[str, Any] = {"by_factor": {}, "cells": cells}
     if not found:
         return Statistic(math.nan, count=count, notes=notes, reason=_NO_PAIRS, details=details)
     by_factor = {name: float(values.mean()) for name, (values, _) in found.items()}
