@@ -22,12 +22,11 @@ PUBLIC = {"passed", "spent", "MonitorCallback"}
 
 #: Files that a call may cross, families of measures aside (a new one costs no file more): what it
 #: takes now. The aims are 25 and 45.
-CROSSED = {"measure": 44, "certify": 69}
+CROSSED = {"measure": 27, "certify": 47}
 #: Modules that `measures/rho.py` may reach (the aim is 45), and lines below the analysis (23,500).
-REACHED, LINES = 49, 27_800
+REACHED, LINES = 35, 27_800
 #: Files that may be longer than 600 lines, for now.
-LONG = {"analysis.measurement", "surface.data", "surface.hvp"}
-LONG |= {"surface.losses", "surface.model", "surface.surface"}
+LONG = {"analysis.measurement"}
 
 
 @pytest.fixture(scope="module")

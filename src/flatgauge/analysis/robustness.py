@@ -18,9 +18,8 @@ from torch import Generator, Tensor
 
 from flatgauge.curvature.block_eigenvalues import block_eigenvalues
 from flatgauge.curvature.sweep.backprop import sweep_of
-from flatgauge.estimators.linalg import child_generator, root_seed, to_float64
+from flatgauge.estimators.linalg import as_tensor, child_generator, root_seed, to_float64
 from flatgauge.graph.layers import Layer
-from flatgauge.surface.model import as_tensor
 from flatgauge.surface.surface import LossSurface
 
 #: Accuracy of the top eigenvalue, relative to it, and the products that may be spent on it.

@@ -135,6 +135,17 @@ def is_finite(value: Any) -> bool:
         return False
 
 
+def as_tensor(numbers: Any, name: str) -> Tensor:
+    """Read a point or vectors, which may be a NumPy array."""
+    if isinstance(numbers, np.ndarray):
+        numbers = torch.as_tensor(numbers)
+    if not isinstance(numbers, Tensor):
+        raise TypeError(f"`{name}` is a {type(numbers).__name__}; give a tensor or a NumPy array.")
+    if not numbers.is_floating_point():
+        raise ValueError(f"`{name}` is {numbers.dtype}; give floating-point numbers.")
+    return numbers
+
+
 def to_float64(tensor: Tensor) -> Tensor:
     """The tensor in double precision; on the CPU where its device has none (Apple's MPS)."""
     return tensor.cpu().double() if tensor.device.type == "mps" else tensor.double()

@@ -15,7 +15,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn, uint8
 from torch.nn.parameter import is_lazy
@@ -42,17 +41,6 @@ def digest(values: Iterable[Tensor]) -> str:
         found.update(f"{tuple(value.shape)} {value.dtype}".encode())
         found.update(value.detach().cpu().contiguous().reshape(-1).view(uint8).numpy().data)
     return found.hexdigest()
-
-
-def as_tensor(numbers: Any, name: str) -> Tensor:
-    """Read a point or vectors, which may be a NumPy array."""
-    if isinstance(numbers, np.ndarray):
-        numbers = torch.as_tensor(numbers)
-    if not isinstance(numbers, Tensor):
-        raise TypeError(f"`{name}` is a {type(numbers).__name__}; give a tensor or a NumPy array.")
-    if not numbers.is_floating_point():
-        raise ValueError(f"`{name}` is {numbers.dtype}; give floating-point numbers.")
-    return numbers
 
 
 class FlatLayout:
@@ -239,9 +227,7 @@ class FunctionalModel:
     def settle_precision(self, evaluate: Callable[[], Any]) -> None:
         """Notice a model that computes in half precision by itself; avoid that if possible."""
         # Autocast does not touch double precision, and half is too coarse for second derivatives.
-        if self.sharded:
-            return
-        self.coarse = _find_low_precision(evaluate)
+        self.coarse = "" if self.sharded else _find_low_precision(evaluate)
         if not self.coarse:
             return
         advice = "numbers have few digits"
@@ -250,10 +236,8 @@ class FunctionalModel:
             self._compute_in(torch.float64)
             self.coarse = _find_low_precision(evaluate)
             if not self.coarse:
-                self.notes.append(
-                    f"the model computes in {found} by itself (`torch.autocast` in its forward); "
-                    "measured in float64, which autocast leaves as it is"
-                )
+                note = f"the model computes in {found} by itself (`torch.autocast` in its forward)"
+                self.notes.append(f"{note}; measured in float64, which autocast leaves as it is")
                 return
             self._compute_in(before)
         elif self.device.type != "mps":

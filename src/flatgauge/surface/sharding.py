@@ -1,14 +1,14 @@
-"""Several processes: which samples each of them reads, and models sharded by FSDP.
+"""What a user gave, read: options, model and data; of several processes, each one's share.
 
-What enters: the data that a rank was given, or its model. What leaves: a `DataSource` such that all
-ranks together read every sample exactly once, and a `FunctionalModel`; that of a model sharded by
-`fully_shard` runs it where it is, at values that are written into its shards.
+What enters: the arguments of a `LossSurface`. What leaves: a `FunctionalModel`, and a `DataSource`
+that reads the data in a fixed order, such that all ranks together read every sample exactly once.
+A model sharded by `fully_shard` runs where it is, at values that are written into its shards.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -27,7 +27,15 @@ from torch.utils.data import (
 from flatgauge.estimators.linalg import is_finite
 from flatgauge.runtime.distributed import ProcessGroup
 from flatgauge.runtime.isolation import locate_errors
-from flatgauge.surface.data import EMPTY, Batch, DataSource, in_order, rebuild
+from flatgauge.surface.data import (
+    EMPTY,
+    Batch,
+    DataSource,
+    as_batch,
+    check_numbers,
+    in_order,
+    rebuild,
+)
 from flatgauge.surface.model import FunctionalModel, unwrap
 
 if TYPE_CHECKING:
@@ -45,6 +53,14 @@ def shared_processes(surfaces: Iterable[LossSurface]) -> ProcessGroup:
             "`processes=`."
         )
     return found[0]
+
+
+def check_order(model: Any, loss: Any, data: Any) -> None:
+    """Catch arguments in the wrong order, as other tools have them."""
+    misplaced = isinstance(loss, nn.Module) and not isinstance(model, nn.Module)
+    if misplaced or isinstance(data, nn.Module):
+        kinds = ", ".join(type(item).__name__ for item in (model, loss, data))
+        raise TypeError(f"LossSurface got ({kinds}); the order is LossSurface(model, loss, data).")
 
 
 def check_options(chunk: Any, dtype: Any, weight_decay: Any, **switches: Any) -> None:
@@ -229,7 +245,7 @@ def shard(
     # that the sampler repeats to fill up. Other data are compared: the same on all ranks, they are
     # split; different on all, they are shards already; anything else is refused.
     if processes.size == 1:
-        return DataSource(data, room=room, check=check)
+        return open_data(data, room=room, check=check)
     known = processes.run("looking at the data", lambda: _known_loader(data, sharded))
     lengths = processes.all_gather(None if known is None else _length(known))
     if len(set(lengths)) > 1:
@@ -246,7 +262,7 @@ def shard(
         chosen: Any = rebuild(known, batch_size=known.batch_size, sampler=range(start, stop))
         batches = processes.run(
             "reading the data",
-            lambda: DataSource(chosen, room=room, check=check, may_be_empty=True),
+            lambda: open_data(chosen, room=room, check=check, may_be_empty=True),
         )
         batches.notes.append(_SPLIT.format(processes.size))
     else:
@@ -294,7 +310,7 @@ def _read_and_compare(
 
     def read() -> tuple[DataSource, NDArray[np.int64]]:
         given = [] if _is_nothing(data) else data
-        found = DataSource(given, room=room, check=check, may_be_empty=True)
+        found = open_data(given, room=room, check=check, may_be_empty=True)
         return found, np.array(() if sharded else found.digests(), dtype=np.int64)
 
     batches, numbers = processes.run("reading the data", read)
@@ -337,3 +353,110 @@ def _is_nothing(data: Any) -> bool:
         and all(isinstance(item, Tensor) for item in data)
         and all(item.dim() > 0 and len(item) == 0 for item in data)
     )
+
+
+def open_data(data: Any, *, room: int, check: bool, may_be_empty: bool = False) -> DataSource:
+    """Read what the user gave, in an order that is the same in every pass."""
+    notes = list(getattr(data, "notes", ())) if isinstance(data, tuple) else []
+    text = _describe(data)
+    if is_one_batch(data):
+        data = [check_numbers(as_batch(data, where="`data`"), "`data`")]
+    elif not isinstance(data, (list, tuple)):
+        data = _as_iterable(data, notes)
+    return DataSource(
+        data, room=room, check=check, may_be_empty=may_be_empty, text=text, notes=notes
+    )
+
+
+def _as_iterable(data: Any, notes: list[str]) -> Iterable[Any]:
+    """Turn what the user gave into something that can be iterated again and again."""
+    if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
+        data = DataLoader(data, batch_size=256)
+    if isinstance(data, DataLoader):
+        return _in_fixed_order(data, notes)
+    if not isinstance(data, Iterable) or isinstance(data, (str, bytes)):
+        raise TypeError(
+            f"`data` is a {type(data).__name__}; it must be a DataLoader, a list (or any "
+            "re-iterable) of batches, or one pair (inputs, targets)."
+        )
+    if iter(data) is data:
+        raise TypeError(
+            f"`data` is a {type(data).__name__} that can be read only once, but a loss "
+            "surface visits its data many times; pass `list(data)`, or the DataLoader itself."
+        )
+    return data
+
+
+def _in_fixed_order(loader: DataLoader[Any], notes: list[str]) -> Iterable[Any]:
+    """Replace a plain shuffling sampler by the order of the data set."""
+    sampler = loader.sampler
+    if type(loader) is not DataLoader:  # Its own way of iterating is part of the data.
+        return loader
+    if isinstance(sampler, DistributedSampler):
+        notes.append(
+            f"the loader's DistributedSampler gives the samples of rank {sampler.rank} of "
+            f"{sampler.num_replicas} only; `processes='all'` measures on those of all ranks"
+        )
+    if type(sampler) is not RandomSampler or sampler.replacement or loader.batch_size is None:
+        return _own_workers(loader)
+    if sampler.num_samples != len(loader.dataset):  # type: ignore[arg-type]
+        return _own_workers(loader)
+    notes.append("the loader shuffles; its samples are read in the data set's order")
+    if loader.drop_last:
+        notes.append("the loader drops its last batch at random; all samples are read")
+    return rebuild(loader, batch_size=loader.batch_size)
+
+
+def _own_workers(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """A loader that shares no running workers with the user's, who may be reading it now."""
+    if not loader.persistent_workers or isinstance(loader.dataset, IterableDataset):
+        return loader
+    if loader.batch_sampler is None:
+        return rebuild(loader, batch_size=None, sampler=loader.sampler)
+    return rebuild(loader, batch_sampler=loader.batch_sampler)
+
+
+def is_one_batch(data: Any) -> bool:
+    """Whether the data are one batch rather than several."""
+    if isinstance(data, (Mapping, Tensor)):
+        return True
+    if not isinstance(data, (tuple, list)) or len(data) != 2:
+        return False
+    first, second = data
+    if hasattr(second, "shape"):
+        if isinstance(data, list) and hasattr(first, "shape"):
+            return not _two_batches(first, second)
+        return True
+    # Batches of one kind come as a list of one kind: a tensor next to a tuple or dict is a pair.
+    nested = isinstance(second, (tuple, list, Mapping))
+    kinds = (hasattr(first, "shape"), isinstance(first, Mapping), isinstance(first, (tuple, list)))
+    return nested and (kinds[0] or kinds[1:] != _kind(second))
+
+
+def _kind(item: Any) -> tuple[bool, bool]:
+    return isinstance(item, Mapping), isinstance(item, (tuple, list))
+
+
+def _two_batches(first: Any, second: Any) -> bool:
+    """Whether a list of two arrays is two batches of inputs rather than a pair."""
+    if first.shape[1:] != second.shape[1:] or first.dtype != second.dtype:
+        return False
+    if len(first) != len(second):
+        return True
+    raise ValueError(
+        f"`data` is a list of two tensors of shape {tuple(first.shape)}, which may be inputs with "
+        "their targets or two batches of inputs; give a tuple (inputs, targets), or a list of "
+        "batches [(first,), (second,)]."
+    )
+
+
+def _describe(data: Any) -> str:
+    """What the user gave as data."""
+    if isinstance(data, DataLoader):
+        return f"{type(data).__name__} of {type(data.dataset).__name__}"
+    if not (isinstance(data, (tuple, list)) and all(isinstance(item, Tensor) for item in data)):
+        return type(data).__name__
+    shapes = ", ".join(f"{tuple(t.shape)} {str(t.dtype).removeprefix('torch.')}" for t in data)
+    names = [getattr(data, key, "") for key in ("name", "split")]
+    named = ", ".join(name for name in names if isinstance(name, str) and name)
+    return f"{named}: {shapes}" if named else f"tensors {shapes}"

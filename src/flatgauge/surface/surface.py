@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from flatgauge.estimators.linalg import to_float64
+from flatgauge.estimators.linalg import as_tensor, to_float64
 from flatgauge.graph.export import ExportedGraphs
 from flatgauge.runtime.distributed import SHARDED, resolve_processes
 from flatgauge.runtime.isolation import (
@@ -31,9 +31,9 @@ from flatgauge.runtime.resources import MemoryBudget, available_bytes, parse_byt
 from flatgauge.surface.derivatives import DESCRIPTIONS, Method
 from flatgauge.surface.hvp import GraphOwner, HessianProducts, differences_of_gradient
 from flatgauge.surface.losses import Loss
-from flatgauge.surface.model import FlatLayout, FunctionalModel, as_tensor
+from flatgauge.surface.model import FlatLayout, FunctionalModel
 from flatgauge.surface.risk import EmpiricalRisk, check_finite, finite_loss
-from flatgauge.surface.sharding import check_options, make_functional, shard
+from flatgauge.surface.sharding import check_options, check_order, make_functional, shard
 from flatgauge.surface.user_loss import resolve_loss
 
 T = TypeVar("T")
@@ -150,7 +150,7 @@ class LossSurface:
     ) -> None:
         self.processes = resolve_processes(processes)
         with self.processes.scope("LossSurface"), PROCESS_LOCK, torch.inference_mode(False):
-            _check_order(model, loss, data)
+            check_order(model, loss, data)
             check_options(chunk, dtype, weight_decay, check_data=check_data, sharded=sharded)
             resolved = resolve_loss(loss, denominator)
             before = resident_bytes()
@@ -592,11 +592,3 @@ class LossSurface:
             )
         moved = point.detach().to(self.device, self.dtype)
         return [part.clone().requires_grad_() for part in self._layout.pieces(moved)]
-
-
-def _check_order(model: Any, loss: Any, data: Any) -> None:
-    """Catch arguments in the wrong order, as other tools have them."""
-    misplaced = isinstance(loss, nn.Module) and not isinstance(model, nn.Module)
-    if misplaced or isinstance(data, nn.Module):
-        kinds = ", ".join(type(item).__name__ for item in (model, loss, data))
-        raise TypeError(f"LossSurface got ({kinds}); the order is LossSurface(model, loss, data).")

@@ -24,8 +24,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from flatgauge.estimators.linalg import as_tensor
 from flatgauge.graph.export import UnsupportedGraphError
-from flatgauge.surface.model import as_tensor, unwrap
+from flatgauge.surface.model import unwrap
 from flatgauge.surface.surface import LossSurface
 from flatgauge.symmetry.find import find_gauge, surface_gauge
 from flatgauge.symmetry.gauge import GaugeGroup, list_names

@@ -10,7 +10,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, defau
 
 from flatgauge.estimators.linalg import child_generator
 from flatgauge.runtime.isolation import preserve_rng
-from flatgauge.surface.data import Batch, as_batch, as_tensors, is_one_batch, map_tensors
+from flatgauge.surface.data import Batch, as_batch, as_tensors, map_tensors
+from flatgauge.surface.sharding import is_one_batch
 
 #: Samples per batch that are read from a data set without batches of its own.
 _READ = 64
