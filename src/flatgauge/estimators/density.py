@@ -1,7 +1,7 @@
 """How the eigenvalues are spread, from a few Lanczos runs with random starts.
 
 `spectral_density` takes a matrix and returns a `SpectralDensity`: nodes and weights for each start,
-with smoothed curves and moments. `share_between` reads from it the share of eigenvalues in an
+with moments. `share_between` reads from it the share of eigenvalues in an
 interval, and `log_density` the density along a `SymlogAxis`, where zero and both signs have room.
 """
 
@@ -86,16 +86,6 @@ class SpectralDensity:
         return self.nodes.min().item(), self.nodes.max().item()
 
     @property
-    def width(self) -> float:
-        """Default smoothing: a hundredth of the spectrum's extent.
-
-        The extent counts as no less than a thousandth of the largest value in size, so that
-        rounding is not mistaken for it, and as 1 if all values are 0.
-        """
-        low, high = self.extremes
-        return 0.01 * (max(high - low, 1e-3 * abs(low), 1e-3 * abs(high)) or 1.0)
-
-    @property
     def mean(self) -> Estimate:
         """Mean eigenvalue, which is the trace divided by the size."""
         return self.moment(1)
@@ -106,38 +96,6 @@ class SpectralDensity:
             raise ValueError(f"`order` is {order!r}; pass a power of 1 or more.")
         values, stderr = mean_over_probes((self.weights * self.nodes**order).sum(dim=1))
         return Estimate(values.item(), stderr=stderr.item(), matvecs=self.matvecs)
-
-    def grid(self, points: int = 1001, *, width: float | None = None) -> Tensor:
-        """Evenly spaced places ``(points,)`` that cover the spectrum and its smoothing's tails."""
-        low, high = self.extremes
-        room = 6 * (self.width if width is None else width)
-        return torch.linspace(low - room, high + room, points, dtype=torch.float64)
-
-    def density(self, grid: Tensor | None = None, *, width: float | None = None) -> Curve:
-        """Share of eigenvalues per unit of length, each spread out as a Gaussian bell.
-
-        Args:
-            grid: Where to evaluate it, ``(g,)``; by default `grid`.
-            width: Standard deviation of the bells; a hundredth of the spectrum by default.
-
-        Returns:
-            The curve; it integrates to 1.
-
-        Raises:
-            ValueError: If the width is not positive.
-        """
-        width = self.width if width is None else width
-        if not 0 < width < math.inf:
-            raise ValueError(
-                f"`width` is {width!r}; the bells need a positive standard deviation, in units "
-                "of the eigenvalues."
-            )
-        grid = self.grid(width=width) if grid is None else grid.to(self.nodes)
-        rows = []
-        for nodes, weights in zip(self.nodes, self.weights, strict=True):
-            bells = torch.exp(-(((grid[:, None] - nodes) / width) ** 2) / 2)  # (g, steps)
-            rows.append(bells @ weights / (width * math.sqrt(2 * math.pi)))
-        return Curve(grid, *mean_over_probes(torch.stack(rows)))
 
 
 def spectral_density(
@@ -163,7 +121,7 @@ def spectral_density(
         generator: Source of randomness, required.
 
     Returns:
-        Nodes and weights, with curves and moments.
+        Nodes and weights, with moments.
 
     Raises:
         ValueError: If an argument is out of its range, or the generator is missing.
