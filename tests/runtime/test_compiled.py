@@ -12,7 +12,6 @@ from reference import error
 from torch import Tensor, nn
 
 import flatgauge as fg
-from flatgauge.surface import derivatives as trials
 from flatgauge.surface.derivatives import GradientGraph
 
 INPUTS = torch.randn(12, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -124,7 +123,7 @@ def test_a_wrong_derivative_is_caught_by_differences(monkeypatch):
     """As if the compiler gave a backward pass whose own derivative is half of the right one."""
     product = GradientGraph.product
     monkeypatch.setattr(
-        trials.GradientGraph,
+        GradientGraph,
         "product",
         lambda self, vector, *, last: [
             None if part is None else part / 2 for part in product(self, vector, last=last)

@@ -1,8 +1,8 @@
 """How the eigenvalues are spread, from a few Lanczos runs with random starts.
 
-`spectral_density` takes a matrix and returns a `SpectralDensity`: nodes and weights for each start,
-with moments. `share_between` reads from it the share of eigenvalues in an
-interval, and `log_density` the density along a `SymlogAxis`, where zero and both signs have room.
+`spectral_density` takes a matrix and returns a `SpectralDensity`: nodes and weights for each start.
+`share_between` reads from it the share of eigenvalues in an interval, and `log_density` the density
+along a `SymlogAxis`, where zero and both signs have room.
 """
 
 from __future__ import annotations

@@ -52,27 +52,17 @@ class KrylovBasis:
     Cost:
         One product and ``4 (m + 1) p`` multiplications per extension (orthogonalised twice
         against all). Memory for ``capacity + len(pending)`` vectors.
-
-    Attributes:
-        matrix: The matrix.
-        capacity: Most basis vectors held.
-        size: Basis vectors held.
-        pending: The columns of :math:`P`, oldest first.
-        scale: Longest product seen, a lower estimate of the matrix's norm.
-        starts: How many directions were added from outside.
-        lengths: What was left of every product outside the basis, its length: the divisors.
-        left_out: Ritz values whose vectors restarts have dropped.
     """
 
     def __init__(self, matrix: Matrix, capacity: int) -> None:
         self.matrix = matrix
-        self.capacity = capacity
-        self.size = 0
-        self.pending: list[Tensor] = []
-        self.scale = 0.0
-        self.starts = 0
-        self.lengths: list[float] = []
-        self.left_out: list[float] = []
+        self.capacity = capacity  # Most basis vectors held.
+        self.size = 0  # Basis vectors held.
+        self.pending: list[Tensor] = []  # The columns of P, oldest first.
+        self.scale = 0.0  # Longest product seen, a lower estimate of the matrix's norm.
+        self.starts = 0  # How many directions were added from outside.
+        self.lengths: list[float] = []  # Of what was left of every product outside the basis.
+        self.left_out: list[float] = []  # Ritz values whose vectors restarts have dropped.
         self._basis = torch.empty(  # one vector per row
             capacity, matrix.size, dtype=matrix.dtype, device=matrix.device
         )

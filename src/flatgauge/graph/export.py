@@ -291,13 +291,9 @@ class ModelGraph:
 
     def _symbol_of_samples(self) -> str:
         """The symbol that stands for the number of samples in the inputs' shapes."""
-        first = [shape_of(node)[0] for node in self.inputs if shape_of(node)]
+        sizes = [size for node in self.inputs for size in shape_of(node)[:1]]
         # What the model made a constant of is still no `int`, but has no symbols in it.
-        symbols = {
-            str(size)
-            for size in first
-            if not isinstance(size, int) and _expression(size).free_symbols
-        }
+        symbols = {str(s) for s in sizes if getattr(_expression(s), "free_symbols", None)}
         return symbols.pop() if len(symbols) == 1 else ""
 
 
@@ -349,17 +345,14 @@ def structure_of(model: nn.Module) -> Structure:
     parts: Structure = {}
     seen = dict[int, int]()
     for path, module in model.named_modules(remove_duplicate=False):
+        own = [*module._parameters.items(), *module._buffers.items()]
         tensors = tuple(
             (name, tuple(tensor.shape), homes.setdefault(id(tensor), f"{path}.{name}"))
-            for table in (module._parameters, module._buffers)
-            for name, tensor in table.items()
+            for name, tensor in own
             if tensor is not None
         )
-        settings = tuple(
-            (name, _settings(value, seen))
-            for name, value in vars(module).items()
-            if name not in _BOOKKEEPING
-        )
+        others = [item for item in vars(module).items() if item[0] not in _BOOKKEEPING]
+        settings = tuple((name, _settings(value, seen)) for name, value in others)
         parts[path] = type(module), tensors, settings
     return parts
 

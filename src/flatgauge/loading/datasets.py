@@ -122,7 +122,7 @@ def load_digits(*, split: str, limit: int | None) -> tuple[Array, Array]:
     """
     # The set is not split by its authors: every fifth sample of each class is for testing. That
     # needs no random numbers, and keeps the classes balanced and the order of the samples.
-    with np.load(Path(__file__).with_name("digits.npz")) as file:
+    with np.load(Path(__file__).with_name("digits.npz"), allow_pickle=False) as file:
         images, labels = file["images"], file["labels"].astype(np.int64)
     rank = np.zeros_like(labels)  # how many of its class came before each sample
     for label in range(10):
