@@ -12,6 +12,11 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from flatgauge import LossSurface
+from flatgauge.curvature.sweep.accumulate import ChunkContext, SweepChunk
+from flatgauge.curvature.sweep.backprop import sweep_of
+from flatgauge.curvature.sweep.plan import place_ops
+
 
 def theta(case: Case) -> Tensor:
     """All trainable parameters in a row."""
@@ -101,15 +106,55 @@ def form(weight: Tensor, mask: Tensor, block: Tensor) -> float:
 
 def relative(weight: Tensor, rows: list[Tensor], block: Tensor, groups: int) -> float:
     """Σ ⟨w_s, w_s'⟩ tr H_ss' over the units of every group."""
-    total = 0.0
-    size = len(rows) // groups
-    for s, one in enumerate(rows):
-        for t, other in enumerate(rows):
-            if s // size == t // size:
-                here, there = one.reshape(-1).nonzero()[:, 0], other.reshape(-1).nonzero()[:, 0]
-                trace = block[here, there].sum()
-                total += float((weight[one] * weight[other]).sum() * trace)
-    return total
+    places = torch.stack([row.flatten().nonzero()[:, 0] for row in rows])  # (units, weights)
+    vectors = weight.flatten()[places]
+    traces = block[places[:, None], places].sum(-1)
+    group = torch.arange(len(rows)) // (len(rows) // groups)
+    return float((vectors @ vectors.T * traces)[group[:, None] == group].sum())
+
+
+def module_of(model: nn.Module, name: str) -> nn.Module | None:
+    """The linear map or convolution that owns a weight; None for a matrix of its own."""
+    owner = model.get_submodule(name.rpartition(".")[0])
+    return owner if isinstance(owner, (nn.Linear, nn.modules.conv._ConvNd)) else None
+
+
+def block_parts(
+    model: nn.Module, name: str, block: Tensor, std: Tensor | None = None, *, layer: bool = True
+) -> dict[str, Tensor]:
+    """Every part of a parameter's block; of a layer also what its units give, and with the
+    standard deviation of its input units also what they give when divided by it."""
+    weight, diagonal = model.get_parameter(name).detach(), block.diagonal()
+    found = {
+        "trace": diagonal.sum(),
+        "diagonal": diagonal.reshape(weight.shape),
+        "weighted_diagonal": weight.flatten().square() @ diagonal,
+    }
+    if not layer:
+        return found
+    module = module_of(model, name)
+    groups = getattr(module, "groups", 1)
+    rows, columns = rows_and_columns(module, weight)
+    for part, masks in (("incoming", rows), ("outgoing", columns)):
+        found[part] = weight.new_tensor([form(weight, mask, block) for mask in masks])
+    found["relative"] = weight.new_tensor(relative(weight, rows, block, groups))
+    if std is not None:
+        scales = sum(mask * one for mask, one in zip(columns, std, strict=True))
+        inverse = torch.where(scales > 0, 1 / scales, 0.0).flatten()
+        turned = block * inverse * inverse[:, None]
+        found["normalized"] = weight.new_tensor(relative(weight * scales, rows, turned, groups))
+    return found
+
+
+# -- the sweep, looked at from outside -----------------------------------------------------------
+
+
+def placed_handlers(surface: LossSurface, *parts: str, record: bool = False) -> list[object]:
+    """What computes each op of a sweep of all parameters for these parts, op by op."""
+    chunk = SweepChunk(ChunkContext(surface.samples, frozenset(parts)))
+    plan, values = sweep_of(surface).plan, surface.functional_model.state
+    handlers = place_ops(plan, chunk, values, frozenset(surface.names), record=record)
+    return [getattr(handler, "func", handler).__self__ for handler in handlers.values()]
 
 
 # -- the gauge, as the null space that defines it ----------------------------------------------

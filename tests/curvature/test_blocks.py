@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import LAYER_CASES, Case, build
-from reference import dense_blocks, error, form, loss_function, relative, rows_and_columns, theta
+from reference import block_parts, dense_blocks, error, form, loss_function, theta
 from torch import Generator, nn
 
 from flatgauge import LossSurface
@@ -27,11 +27,6 @@ def seeded(seed: int = 0) -> Generator:
     return Generator().manual_seed(seed)
 
 
-def module_of(case: Case, name: str) -> nn.Module | None:
-    owner = case.model.get_submodule(name.rpartition(".")[0])
-    return owner if isinstance(owner, (nn.Linear, nn.modules.conv._ConvNd)) else None
-
-
 def curved(case: Case, name: str) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in case.curved)
 
@@ -39,11 +34,6 @@ def curved(case: Case, name: str) -> bool:
 @pytest.fixture(params=LAYER_CASES)
 def case(request) -> Case:
     return build(request.param)
-
-
-def own(weight: torch.Tensor, block: torch.Tensor) -> float:
-    """Σ w² h over the weights of a block."""
-    return float(weight.detach().reshape(-1).square() @ block.diagonal())
 
 
 def test_the_graph_tells_what_is_exact(case):
@@ -55,30 +45,17 @@ def test_the_graph_tells_what_is_exact(case):
 def test_every_part_is_the_definition(case):
     blocks = block_curvature(case.surface(), generator=seeded())
     dense = dense_blocks(case)
-    layers = 0
-    for name, weight in case.model.named_parameters():
-        block, expected = blocks[name], dense[name]
+    for name, block in blocks.items():
         if not block.exact:
             continue
-        assert block.values["trace"].item() == pytest.approx(expected.trace().item(), rel=1e-10)
-        assert error(block.values["diagonal"].reshape(-1), expected.diagonal()) < 1e-10
-        assert block.values["weighted_diagonal"].item() == pytest.approx(
-            own(weight, expected), rel=1e-10
-        )
-        assert block.samples["weighted_diagonal"].mean().item() == pytest.approx(
-            block.values["weighted_diagonal"].item()
-        )
-        if block.layer is None:
-            continue
-        layers += 1
-        weight, module = weight.detach(), module_of(case, name)
-        rows, columns = rows_and_columns(module, weight)
-        for part, masks in (("incoming", rows), ("outgoing", columns)):
-            forms = numbers([form(weight, mask, expected) for mask in masks])
-            assert error(block.values[part], forms) < 1e-10
-        right = relative(weight, rows, expected, getattr(module, "groups", 1))
-        assert block.values["relative"].item() == pytest.approx(right, rel=1e-10)
-    assert layers or case.curved
+        right = block_parts(case.model, name, dense[name], layer=block.layer is not None)
+        assert block.values.keys() - {"normalized"} == right.keys()
+        for part, values in right.items():
+            torch.testing.assert_close(block.values[part], values, rtol=1e-9, atol=1e-12)
+        mean = block.samples["weighted_diagonal"].mean().item()
+        assert mean == pytest.approx(block.values["weighted_diagonal"].item())
+    exact = [name for name, block in blocks.layers.items() if block.exact]
+    assert exact or case.curved
 
 
 @pytest.mark.parametrize("name", [name for name in LAYER_CASES if build(name).curved])
@@ -86,18 +63,11 @@ def test_what_is_not_exact_agrees_within_its_own_error(name):
     case = build(name)
     blocks = block_curvature(case.surface(), probes=256, generator=seeded(1))
     dense = dense_blocks(case)
-    for name, weight in case.model.named_parameters():
-        block, expected = blocks[name], dense[name]
+    for name, block in blocks.items():
+        expected = dense[name]
         if block.exact:
             continue
-        wanted = {"trace": expected.trace(), "diagonal": expected.diagonal()}
-        wanted["weighted_diagonal"] = numbers([own(weight, expected)])
-        if block.layer is not None:
-            weight, module = weight.detach(), module_of(case, name)
-            rows, columns = rows_and_columns(module, weight)
-            wanted["incoming"] = numbers([form(weight, m, expected) for m in rows])
-            wanted["outgoing"] = numbers([form(weight, m, expected) for m in columns])
-            wanted["relative"] = numbers([relative(weight, rows, expected, 1)])
+        wanted = block_parts(case.model, name, expected, layer=block.layer is not None)
         for part, right in wanted.items():
             difference = (block.values[part].reshape(-1) - right.reshape(-1)).abs()
             assert (difference <= 5 * block.stderr[part].reshape(-1) + 1e-12).all()
@@ -304,18 +274,7 @@ def test_weight_decay_counts_in_every_part():
     plain, decayed = (block_curvature(case.surface(weight_decay=d)) for d in (0.0, 0.7))
     for name, weight in case.model.named_parameters():
         before, after = plain[name].values, decayed[name].values
-        assert (after["trace"] - before["trace"]).item() == pytest.approx(0.7 * weight.numel())
-        torch.testing.assert_close(after["diagonal"], before["diagonal"] + 0.7)
-        added = 0.7 * weight.detach().square().sum()
-        torch.testing.assert_close(after["weighted_diagonal"], before["weighted_diagonal"] + added)
-        if plain[name].layer is not None:
-            rows, columns = rows_and_columns(module_of(case, name), weight.detach())
-            squares = numbers([(weight[m] ** 2).sum().item() for m in rows])
-            torch.testing.assert_close(after["incoming"], before["incoming"] + 0.7 * squares)
-            squares = numbers([(weight[m] ** 2).sum().item() for m in columns])
-            torch.testing.assert_close(after["outgoing"], before["outgoing"] + 0.7 * squares)
-            size = torch.eye(weight.numel()).double() * 0.7
-            groups = getattr(module_of(case, name), "groups", 1)
-            added = relative(weight.detach(), rows, size, groups)
-            gained = (after["relative"] - before["relative"]).item()
-            assert gained == pytest.approx(added, rel=1e-9)
+        penalty = 0.7 * torch.eye(weight.numel()).double()
+        layer = plain[name].layer is not None
+        for part, added in block_parts(case.model, name, penalty, layer=layer).items():
+            torch.testing.assert_close(after[part], before[part] + added)

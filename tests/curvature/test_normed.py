@@ -10,16 +10,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import Case
-from reference import dense_blocks, error, form, relative, rows_and_columns
+from reference import block_parts, dense_blocks, error, placed_handlers
 from torch import Tensor, nn
 
 from flatgauge import LossSurface
 from flatgauge.curvature.block_diagonal import block_curvature
 from flatgauge.curvature.block_eigenvalues import block_eigenvalues
-from flatgauge.curvature.sweep.accumulate import PARTS, ChunkContext, SweepChunk
+from flatgauge.curvature.sweep.accumulate import PARTS
 from flatgauge.curvature.sweep.backprop import sweep_of
 from flatgauge.curvature.sweep.ops import ConvBatchNormOp
-from flatgauge.curvature.sweep.plan import place_ops
 from flatgauge.measures import rho_max, rho_sum
 from flatgauge.surface.losses import NormalizedCrossEntropy
 
@@ -179,33 +178,8 @@ def measured(name: str) -> tuple[Case, LossSurface]:
 
 
 def fused_convolutions(surface: LossSurface) -> int:
-    chunk = SweepChunk(ChunkContext(surface.samples, frozenset(PARTS)))
-    values, names = surface.functional_model.state, frozenset(surface.names)
-    handlers = place_ops(sweep_of(surface).plan, chunk, values, names).values()
-    owners = {id(owner): owner for owner in (getattr(h, "func", h).__self__ for h in handlers)}
+    owners = {id(owner): owner for owner in placed_handlers(surface, *PARTS)}
     return sum(isinstance(owner, ConvBatchNormOp) for owner in owners.values())
-
-
-def definitions(case: Case, name: str, block: Tensor, spread: Tensor | None) -> dict[str, Tensor]:
-    """Every part, by the dense block."""
-    weight, diagonal = case.model.get_parameter(name).detach(), block.diagonal()
-    found = {
-        "trace": diagonal.sum(),
-        "diagonal": diagonal.reshape(weight.shape),
-        "weighted_diagonal": weight.flatten().square() @ diagonal,
-    }
-    if spread is None:
-        return found
-    module = case.model.get_submodule(name.rpartition(".")[0])
-    rows, columns = rows_and_columns(module, weight)
-    scales = sum(mask * one for mask, one in zip(columns, spread, strict=True))
-    inverse = torch.where(scales > 0, 1 / scales, 0.0).flatten()
-    for part, units in (("incoming", rows), ("outgoing", columns)):
-        found[part] = weight.new_tensor([form(weight, mask, block) for mask in units])
-    groups, turned = getattr(module, "groups", 1), block * inverse * inverse[:, None]
-    found["relative"] = weight.new_tensor(relative(weight, rows, block, groups))
-    found["normalized"] = weight.new_tensor(relative(weight * scales, rows, turned, groups))
-    return found
 
 
 def hold(case: Case, surface: LossSurface, *asked: tuple[str, ...]) -> None:
@@ -215,7 +189,8 @@ def hold(case: Case, surface: LossSurface, *asked: tuple[str, ...]) -> None:
         blocks = block_curvature(surface, parts)
         assert all(block.exact for block in blocks.values())
         for name, block in blocks.items():
-            right = definitions(case, name, dense[name], spreads.get(name))
+            layer = block.layer is not None
+            right = block_parts(case.model, name, dense[name], spreads.get(name), layer=layer)
             for part in right.keys() & set(parts):
                 torch.testing.assert_close(
                     *(block.values[part], right[part]),

@@ -6,22 +6,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import Case
-from reference import dense_blocks, error, form, relative, rows_and_columns
+from reference import block_parts, dense_blocks, error, placed_handlers
 from torch import nn
 
 from flatgauge.curvature.block_diagonal import block_curvature
-from flatgauge.curvature.sweep.accumulate import PARTS, ChunkContext, SweepChunk
-from flatgauge.curvature.sweep.backprop import sweep_of
+from flatgauge.curvature.sweep.accumulate import PARTS
 from flatgauge.curvature.sweep.ops import ConvPoolOp
-from flatgauge.curvature.sweep.plan import place_ops
 
 
 def images(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-
-
-def numbers(values: list[float]) -> torch.Tensor:
-    return torch.tensor(values, dtype=torch.float64)
 
 
 NETWORKS = {
@@ -43,32 +37,20 @@ def built(name: str) -> Case:
 
 
 def handler_types(case: Case, *parts: str, record: bool = False) -> list[type]:
-    surface = case.surface()
-    chunk = SweepChunk(ChunkContext(surface.samples, frozenset(parts)))
-    values, names = surface.functional_model.state, frozenset(surface.names)
-    handlers = place_ops(sweep_of(surface).plan, chunk, values, names, record=record)
-    return [type(getattr(handler, "func", handler).__self__) for handler in handlers.values()]
+    return [type(owner) for owner in placed_handlers(case.surface(), *parts, record=record)]
 
 
 @pytest.mark.parametrize("name", NETWORKS)
 @pytest.mark.parametrize("parts", [PARTS, ("outgoing",), ("incoming", "trace")])
 def test_every_part_is_the_definition(name, parts):
     case = built(name)
-    block, dense = block_curvature(case.surface(), parts)["0.weight"], dense_blocks(case)
-    weight, expected = case.model[0].weight.detach(), dense["0.weight"]
-    rows, columns = rows_and_columns(case.model[0], weight)
-    whole = {
-        "trace": expected.trace(),
-        "diagonal": expected.diagonal(),
-        "incoming": numbers([form(weight, mask, expected) for mask in rows]),
-        "outgoing": numbers([form(weight, mask, expected) for mask in columns]),
-        "relative": numbers([relative(weight, rows, expected, 1)]),
-    }
-    for part in whole.keys() & set(parts):
-        assert error(block.values[part].reshape(-1), whole[part].reshape(-1)) < 1e-10, part
-    if "trace" in parts:
-        bias = block_curvature(case.surface(), parts)["0.bias"]
-        torch.testing.assert_close(bias.values["trace"], dense["0.bias"].trace())
+    blocks, dense = block_curvature(case.surface(), parts), dense_blocks(case)
+    for parameter in ("0.weight", "0.bias") if "trace" in parts else ("0.weight",):
+        values = blocks[parameter].values
+        layer = parameter == "0.weight"
+        right = block_parts(case.model, parameter, dense[parameter], layer=layer)
+        for part in right.keys() & set(parts):
+            assert error(values[part].reshape(-1), right[part].reshape(-1)) < 1e-10, part
 
 
 def test_vectors_are_received_behind_the_pooling_if_nothing_in_front_is_watched():

@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from cases import Case
-from reference import error
+from reference import block_parts, error, placed_handlers
 from torch import Generator, Tensor, nn
 from torch.func import functional_call
 from torch.overrides import TorchFunctionMode
@@ -22,11 +22,9 @@ from flatgauge.curvature.block_eigenvalues import block_eigenvalues
 from flatgauge.curvature.blocks import Blocks
 from flatgauge.curvature.sweep import linear
 from flatgauge.curvature.sweep import plan as plan_module
-from flatgauge.curvature.sweep.accumulate import PARTS, ChunkContext, SweepChunk
+from flatgauge.curvature.sweep.accumulate import PARTS
 from flatgauge.curvature.sweep.backprop import sweep_of
 from flatgauge.curvature.sweep.linear import MLPHead
-from flatgauge.curvature.sweep.plan import place_ops
-from flatgauge.graph.ops import op_name
 from flatgauge.measures import fisher_rao_norm, rho_max, rho_sum
 from flatgauge.measures.fisher_rao import squared_gradients
 from flatgauge.surface.losses import NormalizedCrossEntropy
@@ -199,28 +197,6 @@ def dense_block(case: Case, name: str) -> Tensor:
     return block.detach().reshape(size, size)
 
 
-def definitions(case: Case, name: str, turn: bool, spread: Tensor | None) -> dict[str, Tensor]:
-    """Every part, by the dense block."""
-    weight, block = case.model.get_parameter(name).detach(), dense_block(case, name)
-    found = {
-        "trace": block.trace(),
-        "diagonal": block.diagonal().reshape(weight.shape),
-        "weighted_diagonal": weight.flatten().square() @ block.diagonal(),
-    }
-    if spread is None:
-        return found
-    block = block.reshape(*weight.shape, *weight.shape)
-    if turn:
-        weight, block = weight.T, block.permute(1, 0, 3, 2)
-    found["incoming"] = torch.einsum("oi,oioj,oj->o", weight, block, weight)
-    found["outgoing"] = torch.einsum("oi,oipi,pi->i", weight, block, weight)
-    found["relative"] = torch.einsum("sj,tj,siti->", weight, weight, block)
-    inverse = torch.where(spread > 0, 1 / spread, 0.0)
-    there = weight * spread
-    found["normalized"] = torch.einsum("sj,tj,siti,i->", there, there, block, inverse.square())
-    return found
-
-
 def spreads(case: Case) -> dict[str, Tensor]:
     """How much the input units of every matrix vary, their size where they do not."""
     owners = {parameter.data_ptr(): name for name, parameter in case.model.named_parameters()}
@@ -245,9 +221,8 @@ def spreads(case: Case) -> dict[str, Tensor]:
 def expected(name: str) -> dict[str, dict[str, Tensor]]:
     case = built(name)
     found = spreads(case)
-    turn = name in ("addmm", "matmul")
     return {
-        n: definitions(case, n, turn, found.get(n))
+        n: block_parts(case.model, n, dense_block(case, n), found.get(n), layer=n in found)
         for n, p in case.model.named_parameters()
         if p.requires_grad
     }
@@ -267,12 +242,8 @@ def measured(surface: LossSurface, chunk: int | None = None, **options) -> Block
 
 def together(surface: LossSurface, *parts: str, record: bool = False) -> int:
     """How many layers go back together."""
-    chunk = SweepChunk(ChunkContext(surface.samples, frozenset(parts)))
-    plan, values = sweep_of(surface).plan, surface.functional_model.state
-    place_ops(plan, chunk, values, frozenset(surface.names), record=record)
-    assert chunk.head is None or isinstance(chunk.head, MLPHead)
-    nodes = chunk.head.handlers() if chunk.head else ()
-    return sum(op_name(node) != "relu" for node in nodes)
+    owners = placed_handlers(surface, *parts, record=record)
+    return sum(isinstance(owner, MLPHead) for owner in owners)
 
 
 def close(found: Tensor, right: Tensor, rtol: float, atol: float, what: str) -> None:
