@@ -24,7 +24,7 @@ ELSEWHERE = {
     "Lightning": "analysis/test_integrations.py",
     "Hugging Face": "analysis/test_integrations.py",
     "Several processes": "runtime/test_processes.py",
-    "Ray": "studies/test_studies_on_ray.py",
+    "Ray": "studies/test_ray.py",
 }
 
 _FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
