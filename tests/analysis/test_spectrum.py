@@ -270,7 +270,7 @@ def test_runs_that_do_not_fit_say_what_does():
 
 
 def test_top_eigenvalues_that_are_not_settled_are_told(monkeypatch):
-    monkeypatch.setattr("flatgauge.analysis.spectra.computing.MAX_MATVECS", 4)
+    monkeypatch.setattr("flatgauge.analysis.spectra.MAX_MATVECS", 4)
     found = fg.spectrum(build("mlp").surface(), probes=2, steps=4, top=3)
     assert not all(item.converged for item in found.top)
     assert any("not all of the 3 largest eigenvalues are known to 0.1%" in n for n in found.notes)

@@ -10,7 +10,7 @@ from typing import Any
 from flatgauge.analysis.certificate import Certificate, certify
 from flatgauge.analysis.landscapes.computing import landscape
 from flatgauge.analysis.request import Progress
-from flatgauge.analysis.spectra.computing import spectrum
+from flatgauge.analysis.spectra import spectrum
 from flatgauge.cli.options import PagePart
 from flatgauge.report.rendering import Drawable
 from flatgauge.runtime.distributed import GroupError

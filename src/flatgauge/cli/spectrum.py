@@ -17,9 +17,8 @@ from flatgauge.cli.options import (
     option,
     surface_command,
 )
-from flatgauge.cli.output import print_json, shows_progress, with_command
+from flatgauge.cli.output import print_result, shows_progress
 from flatgauge.cli.saving import check_outputs, check_picture, write_files
-from flatgauge.cli.streams import show
 from flatgauge.cli.torchrun import rank
 
 GeometryName = Literal["weights", "per tensor", "per weight", "basis paths", "balanced"]
@@ -73,10 +72,7 @@ def spectrum(
         )
     if rank():
         return
-    if json:
-        print_json(with_command(found, notes))
-    else:
-        show(repr(found))
+    print_result(found, json, notes)
     write_files(
         {
             png: lambda path: write_picture(path, found.plot().figure, dpi=200),

@@ -1,61 +1,28 @@
-"""Spectra as text and as a short table."""
+"""The numbers of one or several spectra as a table, one column each."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from flatgauge.analysis.formatting import align_columns
 from flatgauge.estimators.estimate import Estimate, format_with_error
+from flatgauge.report.tables import Cell, Column, Table
 from flatgauge.runtime.resources import duration
 
 if TYPE_CHECKING:
-    from flatgauge.analysis.spectra.single import Spectrum
-
-#: What a geometry makes of the Hessian, as text.
-_DESCRIPTIONS = {
-    "weights": "H",
-    "per tensor": "D H D, in units of every tensor's norm",
-    "per weight": "D H D, in units of every weight's size",
-    "basis paths": "the Hessian by the values of basis paths",
-    "balanced": "H of the balanced form",
-}
-
-#: What the pictures show.
-CAPTION = (
-    "How many eigenvalues lie in a decade, over the eigenvalue, on an axis that is logarithmic for "
-    "both signs and linear about zero: by stochastic Lanczos quadrature, with a band of one "
-    "standard error, faint where its steps cannot separate eigenvalues from zero. Ticks below "
-    "are the largest eigenvalues, the pale one is the smallest that was seen."
-)
+    from flatgauge.analysis.spectra import Spectrum
 
 
-def title_of(geometry: str) -> str:
-    """The title of a picture.
-
-    Args:
-        geometry: The geometry.
-
-    Returns:
-        The title.
-    """
-    return f"Spectrum of {_DESCRIPTIONS.get(geometry, f'the curvature ({geometry})')}"
-
-
-def summary(spectra: Mapping[str, Spectrum]) -> str:
-    """The numbers of one or several spectra as a table, one column each.
-
-    Args:
-        spectra: By name; one without a name has no header.
-
-    Returns:
-        The text.
-    """
+def spectrum_tables(spectra: Mapping[str, Spectrum], title: str) -> list[Table]:
+    """What was measured, the numbers under a title, and the notes; one alone has no name."""
     items = list(spectra.values())
-    lines = [str(items[0].facts)] if len(items) == 1 else _heads(spectra)
-    named = [("", *spectra)] if any(spectra) else []
-    lines += ["", title_of(items[0].geometry), *align_columns([*named, *_rows(items)])]
-    return "\n".join([*lines, *_notes(spectra)])
+    heads = [str(items[0].facts)] if len(items) == 1 else _heads(spectra)
+    columns = (Column(""), *(Column(name) for name in spectra))
+    rows = tuple(tuple(Cell(text) for text in row) for row in _rows(items))
+    return [
+        *(Table(head) for head in heads),
+        Table(title, columns, rows, notes=tuple(_notes(spectra))),
+    ]
 
 
 def _heads(spectra: Mapping[str, Spectrum]) -> list[str]:
