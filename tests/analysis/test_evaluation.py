@@ -11,8 +11,8 @@ from torch._C._functorch import is_batchedtensor
 from torch.func import functional_call
 
 from flatgauge import LossSurface
-from flatgauge.analysis.landscapes import evaluation
-from flatgauge.analysis.landscapes.evaluation import Evaluator
+from flatgauge.analysis.landscapes import evaluate
+from flatgauge.analysis.landscapes.evaluate import Evaluator
 
 
 def around(surface: LossSurface, count: int) -> list[torch.Tensor]:
@@ -118,7 +118,7 @@ def test_hooks_never_see_a_stack():
 def test_large_models_and_small_budgets_are_not_stacked(monkeypatch):
     case = build("mlp")
     assert Evaluator(case.surface()).stack > 1
-    monkeypatch.setattr(evaluation, "_SMALL_WORK", 1.0)
+    monkeypatch.setattr(evaluate, "_SMALL_WORK", 1.0)
     assert Evaluator(case.surface()).stack == 1
     monkeypatch.undo()
     surface = case.surface(chunk=4)

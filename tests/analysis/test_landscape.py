@@ -17,9 +17,8 @@ from torch.func import functional_call
 import flatgauge as fg
 from flatgauge import LossSurface
 from flatgauge.analysis.landscapes import SPACES
-from flatgauge.analysis.landscapes.arguments import _FILLED, check_points
-from flatgauge.analysis.landscapes.computing import _fill_grid
-from flatgauge.analysis.landscapes.record import Record
+from flatgauge.analysis.landscapes.checkpoint import LandscapeCheckpoint
+from flatgauge.analysis.landscapes.grid import _FILLED, _fill_grid, check_points
 from flatgauge.surface.examples import bowl, two_weights
 from flatgauge.symmetry.basis_paths import surface_paths
 
@@ -402,7 +401,7 @@ def test_what_a_point_of_a_grid_takes_is_what_is_foreseen():
     surface = two_weights(2.0, 3.0)
     space = SPACES["weights"](surface, 2, torch.Generator().manual_seed(0), sigma=0.1)
     ticks = np.linspace(-1, 1, 301)
-    part = Record(None, {}, (301, 301), 1).parts[0]
+    part = LandscapeCheckpoint(None, {}, (301, 301), 1).parts[0]
     part.done[...] = True  # Nothing is evaluated, but all is prepared.
     tracemalloc.start()
     for _ in _fill_grid(space, ticks, part):

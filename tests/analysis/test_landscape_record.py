@@ -13,9 +13,9 @@ from torch import nn
 
 import flatgauge as fg
 from flatgauge import LossSurface
-from flatgauge.analysis.landscapes import evaluation, record
-from flatgauge.analysis.landscapes.evaluation import Evaluator
-from flatgauge.analysis.landscapes.record import Record
+from flatgauge.analysis.landscapes import checkpoint, evaluate
+from flatgauge.analysis.landscapes.checkpoint import LandscapeCheckpoint
+from flatgauge.analysis.landscapes.evaluate import Evaluator
 from flatgauge.surface.examples import bowl
 
 
@@ -35,8 +35,8 @@ def counted(monkeypatch):
         return call(self, some, **options)
 
     monkeypatch.setattr(Evaluator, "__call__", counting)
-    monkeypatch.setattr(evaluation, "_MOST_STACKED", 4)
-    monkeypatch.setattr(evaluation, "_MOST", 4)
+    monkeypatch.setattr(evaluate, "_MOST_STACKED", 4)
+    monkeypatch.setattr(evaluate, "_MOST", 4)
     return points
 
 
@@ -98,7 +98,7 @@ def test_several_models_in_one_file(tmp_path, counted):
 
 
 def test_finished_points_are_on_disk_while_it_runs(tmp_path, counted, monkeypatch):
-    monkeypatch.setattr("flatgauge.analysis.landscapes.record._PAUSE", 0.0)
+    monkeypatch.setattr("flatgauge.analysis.landscapes.checkpoint._PAUSE", 0.0)
     path = tmp_path / "landscape.npz"
     seen = []
 
@@ -220,17 +220,17 @@ def test_a_home_folder_and_long_names(tmp_path, monkeypatch):
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no disk that is always full")
 def test_a_device_is_not_read():
     with pytest.raises(OSError, match="`/dev/full` cannot be written: the disk is full"):
-        Record("/dev/full", {}, (2,), 1)
+        LandscapeCheckpoint("/dev/full", {}, (2,), 1)
 
 
 def test_a_full_disk_half_way_ends_nothing(tmp_path, monkeypatch):
     def refuse(*args):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(record, "_PAUSE", -1.0)
-    with Record(tmp_path / "x.npz", {}, (2,), 1) as kept:
+    monkeypatch.setattr(checkpoint, "_PAUSE", -1.0)
+    with LandscapeCheckpoint(tmp_path / "x.npz", {}, (2,), 1) as kept:
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", refuse)
-            kept.keep()
+            kept.save()
         kept.parts[0].done[0] = True
-    assert Record(tmp_path / "x.npz", {}, (2,), 1).points_done == 1
+    assert LandscapeCheckpoint(tmp_path / "x.npz", {}, (2,), 1).points_done == 1

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from flatgauge.analysis.certificate import Certificate, certify
-from flatgauge.analysis.landscapes.computing import landscape
+from flatgauge.analysis.landscapes.grid import landscape
 from flatgauge.analysis.request import Progress
 from flatgauge.analysis.spectra import spectrum
 from flatgauge.cli.options import PagePart

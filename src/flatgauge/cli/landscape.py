@@ -19,9 +19,9 @@ from flatgauge.cli.options import (
     option,
     surface_command,
 )
-from flatgauge.cli.output import print_json, shows_progress, with_command
+from flatgauge.cli.output import print_result, shows_progress
 from flatgauge.cli.saving import check_outputs, check_picture, write_files
-from flatgauge.cli.streams import log, show
+from flatgauge.cli.streams import log
 from flatgauge.cli.torchrun import rank
 from flatgauge.loading.files import expand
 
@@ -72,8 +72,8 @@ def landscape(
     check_outputs(read, png=png, html=html, save=save)
     check_picture(png)
     import flatgauge as fg
-    from flatgauge.analysis.landscapes.arguments import dims_of
-    from flatgauge.analysis.landscapes.picture import check_kind
+    from flatgauge.analysis.landscapes.grid import dims_of
+    from flatgauge.analysis.landscapes.result import check_kind
     from flatgauge.cli.session import open_surfaces
 
     if kind is not None:
@@ -104,10 +104,8 @@ def landscape(
         end(INTERRUPTED)
     if rank():
         return
-    if json:
-        print_json(with_command(found, notes))
-    elif png is None and html is None:
-        show(repr(found))
+    if json or (png is None and html is None):
+        print_result(found, json, notes)
     look: Any = {"what": what, "kind": kind, "log": log_scale}
     try:
         write_files(
@@ -118,7 +116,7 @@ def landscape(
         )
     except OSError:
         if not json:
-            show(repr(found))
+            print_result(found, json, notes)
         raise
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatgauge.analysis.files import atomic_write
-from flatgauge.analysis.landscapes.computing import landscape
-from flatgauge.analysis.landscapes.several import Landscapes
+from flatgauge.analysis.landscapes.grid import landscape
+from flatgauge.analysis.landscapes.result import Landscapes
 from flatgauge.analysis.request import resolve_measures
 from flatgauge.measures.registry import GROUPS
 from flatgauge.report.frame_table import (

@@ -15,6 +15,8 @@ from flatgauge.analysis.files import atomic_write
 from flatgauge.report.tables import tables_html
 
 if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
     from flatgauge.analysis.result import Result
 
 _PAGE = """<!doctype html>
@@ -55,9 +57,9 @@ paint();
 _HEIGHT = 720
 
 
-def write_result(path: str | Path, result: Result) -> Path:
+def write_result(path: str | Path, result: Result, figure: Figure | None = None) -> Path:
     """Write a page with the picture and the tables of a result: one file, light and dark."""
-    figure, picture = result.figure(), ""
+    figure, picture = figure or result.figure(), ""
     if figure is not None:
         picture = figure.to_html(
             full_html=False,

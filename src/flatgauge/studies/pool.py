@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flatgauge.analysis.files import to_plain
-from flatgauge.analysis.landscapes.spaces import SPACES
+from flatgauge.analysis.landscapes.directions import SPACES
 from flatgauge.analysis.request import Progress, resolve_measures, show_progress
 from flatgauge.estimators.linalg import check_seed
 from flatgauge.loading.files import expand

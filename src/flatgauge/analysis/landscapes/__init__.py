@@ -1,8 +1,7 @@
 """The loss on lines and planes of weights, computed and drawn."""
 
-from flatgauge.analysis.landscapes.computing import landscape
-from flatgauge.analysis.landscapes.several import Landscapes
-from flatgauge.analysis.landscapes.single import Landscape
-from flatgauge.analysis.landscapes.spaces import SPACES
+from flatgauge.analysis.landscapes.directions import SPACES
+from flatgauge.analysis.landscapes.grid import landscape
+from flatgauge.analysis.landscapes.result import Landscape, Landscapes
 
 __all__ = ["SPACES", "Landscape", "Landscapes", "landscape"]

@@ -1,4 +1,7 @@
-"""What has been computed of landscapes, in memory and on disk, so that it can be continued."""
+"""Finished points of landscapes, in memory and in a file, so that a run can be continued.
+
+The file knows what its numbers depend on (`fingerprint`) and is refused for anything else.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,8 @@ from numpy.typing import NDArray
 
 from flatgauge.analysis.files import atomic_write, check_writable
 from flatgauge.loading.files import expand
+from flatgauge.surface.model import digest
+from flatgauge.surface.surface import LossSurface
 
 #: Seconds between two writes of the file.
 _PAUSE = 1.0
@@ -44,7 +49,7 @@ class PartialGrid:
     stack: int = 0
 
 
-class Record:
+class LandscapeCheckpoint:
     """Landscapes in the making; with a path, a file of all finished points.
 
     The file is replaced as a whole, so that it is never seen half written; it is written when the
@@ -84,14 +89,14 @@ class Record:
         """How many points are done."""
         return sum(int(part.done.sum()) for part in self.parts)
 
-    def keep(self) -> None:
+    def save(self) -> None:
         """Write the file, unless that was done just now; what fails is tried again later."""
         if time.monotonic() - self._last > _PAUSE:
             self._last = time.monotonic()
             with suppress(OSError):
                 self._write()
 
-    def __enter__(self) -> Record:
+    def __enter__(self) -> LandscapeCheckpoint:
         return self
 
     def __exit__(
@@ -108,16 +113,16 @@ class Record:
         arrays: dict[str, Any] = {"settings": np.array(json.dumps(self._settings))}
         for number, part in enumerate(self.parts):
             arrays |= {f"{name} {number}": np.asarray(value) for name, value in vars(part).items()}
-        held = io.BytesIO()
-        np.savez(held, **arrays)
-        atomic_write(self._path, held.getvalue())
+        buffer = io.BytesIO()
+        np.savez(buffer, **arrays)
+        atomic_write(self._path, buffer.getvalue())
         self._last = time.monotonic()
 
     def _read(self, path: Path) -> None:
         with _of_a_landscape(path):
             zipfile.ZipFile(path).close()  # Else NumPy tries a pickle, and its error is about that.
-            with np.load(path, allow_pickle=False) as held:
-                arrays = {name: held[name] for name in held.files}
+            with np.load(path, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files}
             before = dict(json.loads(str(arrays["settings"])))
         self._compare(path, before)
         with _of_a_landscape(path):
@@ -136,6 +141,19 @@ class Record:
                 f"`save={str(path)!r}` holds a landscape of something else: it differs in "
                 f"{', '.join(sorted(other))}; give another name, or remove the file to start again."
             )
+
+
+def fingerprint(surface: LossSurface) -> dict[str, Any]:
+    """What identifies a surface, as short texts and numbers; its data are read once."""
+    state = surface.functional_model.state
+    return {
+        "weights": digest(value for _, value in sorted(state.items())),
+        "data": surface.data.digest,
+        "loss": surface.loss_name,
+        "value": surface.value(),
+        "dtype": str(surface.dtype),
+        "weight_decay": surface.weight_decay,
+    }
 
 
 @contextmanager

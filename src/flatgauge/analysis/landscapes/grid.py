@@ -1,4 +1,8 @@
-"""The loss on a line or plane of weights: the public function."""
+"""The loss on a line or plane of weights: the public function.
+
+What is asked for is checked, directions are drawn (`directions`), missing points of the grid are
+evaluated in groups (`evaluate`) and saved (`checkpoint`); a `Landscape` leaves (`result`).
+"""
 
 from __future__ import annotations
 
@@ -13,61 +17,33 @@ import torch
 from numpy.typing import NDArray
 from torch import Generator
 
-from flatgauge.analysis.landscapes.arguments import (
-    check_points,
-    dims_of,
-    ends_of,
-    options_of,
-    space_of,
-    surfaces_of,
+from flatgauge.analysis.landscapes.checkpoint import (
+    LandscapeCheckpoint,
+    PartialGrid,
+    fingerprint,
 )
-from flatgauge.analysis.landscapes.between import Between
-from flatgauge.analysis.landscapes.evaluation import Evaluator
-from flatgauge.analysis.landscapes.fingerprint import fingerprint
-from flatgauge.analysis.landscapes.record import PartialGrid, Record
-from flatgauge.analysis.landscapes.several import Landscapes
-from flatgauge.analysis.landscapes.single import Landscape
-from flatgauge.analysis.landscapes.space import Space, positive
+from flatgauge.analysis.landscapes.directions import SPACES, Between, Space, positive
+from flatgauge.analysis.landscapes.evaluate import Evaluator
+from flatgauge.analysis.landscapes.result import Landscape, Landscapes
 from flatgauge.analysis.request import Progress, show_progress
 from flatgauge.estimators.linalg import check_seed
 from flatgauge.runtime.distributed import ProcessGroup
+from flatgauge.runtime.resources import format_bytes
 from flatgauge.surface.model import digest
 from flatgauge.surface.sharding import shared_processes
 from flatgauge.surface.surface import LossSurface
 
-
-@overload
-def landscape(
-    surface: LossSurface,
-    *,
-    space: str | None = ...,
-    dims: int | None = ...,
-    points: int = ...,
-    extent: float | None = ...,
-    sigma: float | None = ...,
-    skeleton: str | None = ...,
-    to: Any = ...,
-    seed: int = ...,
-    progress: Progress | bool = ...,
-    save: str | Path | None = ...,
-) -> Landscape: ...
+#: Bytes that every point of a grid takes while it is filled, and those of its results for every
+#: model. Measured.
+_FILLED, _RESULT = 450, 24
 
 
 @overload
-def landscape(
-    surface: Mapping[str, LossSurface],
-    *,
-    space: str | None = ...,
-    dims: int | None = ...,
-    points: int = ...,
-    extent: float | None = ...,
-    sigma: float | None = ...,
-    skeleton: str | None = ...,
-    to: Any = ...,
-    seed: int = ...,
-    progress: Progress | bool = ...,
-    save: str | Path | None = ...,
-) -> Landscapes: ...
+def landscape(surface: LossSurface, **settings: Any) -> Landscape: ...
+
+
+@overload
+def landscape(surface: Mapping[str, LossSurface], **settings: Any) -> Landscapes: ...
 
 
 def landscape(
@@ -139,15 +115,15 @@ def landscape(
         >>> np.allclose(found.loss, [(6 - step) ** 2, 36, (6 + step) ** 2])
         True
     """
-    surfaces = surfaces_of(surface)
-    ends = ends_of(to)
+    surfaces = _surfaces_of(surface)
+    ends = _ends_of(to)
     dims = dims_of(dims, ends)
-    kind = Between if ends else space_of(space)
+    kind = Between if ends else _space_of(space)
     if ends and space is not None:
         raise ValueError(
             f"`to` leads straight through the weights, whatever `space={space!r}`; leave one out."
         )
-    options = options_of(kind, {"sigma": sigma, "skeleton": skeleton})
+    options = _options_of(kind, {"sigma": sigma, "skeleton": skeleton})
     check_points(points, dims, surfaces)
     check_seed(seed)
     given = None if extent is None else positive("extent", extent)
@@ -167,30 +143,32 @@ def landscape(
         settings = {} if save is None else _settings(spaces, common | options)
         found = {}
         with (
-            _record(processes, save, settings, (points,) * dims, len(spaces)) as record,
+            _open_checkpoint(
+                processes, save, settings, (points,) * dims, len(spaces)
+            ) as checkpoint,
             show_progress(
                 progress if callable(progress) or not processes.rank else False
             ) as report,
         ):
             total = len(spaces) * points**dims
-            for (name, one), part in zip(spaces.items(), record.parts, strict=True):
+            for (name, one), part in zip(spaces.items(), checkpoint.parts, strict=True):
                 label = name or "landscape"
-                report(label, record.points_done, total)
+                report(label, checkpoint.points_done, total)
                 for _ in _fill_grid(one, ticks, part):
-                    record.keep()
-                    report(label, record.points_done, total)
+                    checkpoint.save()
+                    report(label, checkpoint.points_done, total)
                 found[name] = _result(one, ticks, part, common)
     return found[""] if isinstance(surface, LossSurface) else Landscapes(found)
 
 
-def _record(
+def _open_checkpoint(
     processes: ProcessGroup, save: str | Path | None, settings: dict[str, Any], *sizes: Any
-) -> Record:
+) -> LandscapeCheckpoint:
     """What is known so far: by the file, which the first process reads and writes for all."""
     path = None if processes.rank else save
-    record = processes.run("the file", lambda: Record(path, settings, *sizes))
-    record.parts = processes.all_gather(record.parts)[0]
-    return record
+    checkpoint = processes.run("the file", lambda: LandscapeCheckpoint(path, settings, *sizes))
+    checkpoint.parts = processes.all_gather(checkpoint.parts)[0]
+    return checkpoint
 
 
 def _settings(spaces: Mapping[str, Space], options: Mapping[str, Any]) -> dict[str, Any]:
@@ -261,3 +239,84 @@ def _result(
         details=dict(space.details),
         notes=tuple(notes),
     )
+
+
+def _surfaces_of(given: Any) -> dict[str, LossSurface]:
+    """The surfaces by name; one alone has no name."""
+    named = dict(given) if isinstance(given, Mapping) else {"": given}
+    if not named:
+        raise ValueError("`landscape` got an empty mapping; give at least one surface by name.")
+    for name, one in named.items():
+        if not isinstance(one, LossSurface):
+            where = f"{type(one).__name__} as {name!r}" if name else type(one).__name__
+            raise TypeError(
+                f"`landscape` needs a LossSurface, but got a {where}; make one with "
+                "LossSurface(model, loss, data)."
+            )
+        if not isinstance(name, str):
+            raise TypeError(f"`landscape` names surfaces by texts, but got the name {name!r}.")
+    return named
+
+
+def _ends_of(to: Any) -> list[Any]:
+    """The other ends of lines."""
+    if to is None:
+        return []
+    ends = list(to) if isinstance(to, (list, tuple)) else [to]
+    if len(ends) not in (1, 2):
+        raise ValueError(
+            f"`to` is a list of {len(ends)}; give one model for a line, or two for the plane "
+            "through three points."
+        )
+    return ends
+
+
+def dims_of(dims: int | None, ends: list[Any]) -> int:
+    """How many directions there are."""
+    if dims is None:
+        return len(ends) or 2
+    if isinstance(dims, bool) or dims not in (1, 2):
+        raise ValueError(f"`dims={dims!r}` must be 1 or 2: a line or a plane.")
+    if ends and dims != len(ends):
+        raise ValueError(
+            f"`dims={dims}` does not fit `to`: one model gives a line, two give a plane; leave "
+            "`dims` out."
+        )
+    return dims
+
+
+def check_points(points: Any, dims: int, surfaces: Mapping[str, LossSurface]) -> None:
+    """Refuse a grid of no points, or of more than there is memory for."""
+    if isinstance(points, bool) or not isinstance(points, int) or points < 2:
+        raise ValueError(f"`points={points!r}` must be a whole number, at least 2.")
+    room = min(surface.memory for surface in surfaces.values())
+    each = _FILLED + _RESULT * len(surfaces)
+    if points**dims * each > room:
+        fitting = int((room / each) ** (1 / dims))
+        raise MemoryError(
+            f"`points={points}` with `dims={dims}` is a grid of {points**dims:,} points, which "
+            f"takes about {format_bytes(points**dims * each)}, but the budget is "
+            f"{format_bytes(room)}; give `points={fitting}` or fewer, or a larger `memory=` to the "
+            "surface."
+        )
+
+
+def _space_of(space: str | None) -> type[Space]:
+    """The space of a name; by default that of basis paths."""
+    if space is None:
+        space = "basis_paths"
+    if space not in SPACES:
+        raise ValueError(f"there is no space {space!r}; the spaces are {', '.join(SPACES)}.")
+    return SPACES[space]
+
+
+def _options_of(kind: type[Space], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a space, with its defaults for those that were not given."""
+    for name, value in given.items():
+        if value is not None and name not in kind.options:
+            having = [space for space, other in SPACES.items() if name in other.options]
+            raise ValueError(
+                f"`{name}={value!r}` means nothing here; it is an option of the spaces "
+                f"{' and '.join(having)}."
+            )
+    return {n: default if given.get(n) is None else given[n] for n, default in kind.options.items()}
