@@ -101,6 +101,7 @@ class GaugeGroup:
         self.equations = equations
         scales = inference.scales
         self._solution: Solution = solve(equations, scales.values())
+        self._rows: dict[str, Any] = {}
         self.dim = self._solution.basis.shape[1]
         self.pinned: tuple[Pin, ...] = tuple(inference.pins)
         starts = np.array(equations.starts)
@@ -129,7 +130,9 @@ class GaugeGroup:
 
     def rows(self, name: str) -> Any:
         """A sparse array (entries, dim) whose rows span the exponents of a tensor's entries."""
-        return self._solution.rows([self.inference.scales[name]])
+        if name not in self._rows:
+            self._rows[name] = self._solution.rows([self.inference.scales[name]])
+        return self._rows[name]
 
     def terms(self, name: str) -> list[tuple[float, NDArray[np.int64], tuple[int, ...]]]:
         """A tensor's exponents as a sum: coefficients, flat rows of `basis`, and their shape."""

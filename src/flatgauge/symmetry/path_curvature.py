@@ -199,8 +199,8 @@ def find_chains(paths: BasisPaths, plan: SweepPlan) -> Chains:
             active_units.append(len(active))
     wanted = successor[edges.tails]
     inner = np.flatnonzero((wanted != NO_UNIT) & (wanted == next_active[edges.heads]))
-    counts = np.array([roots, active_units], np.int64)
-    return Chains(*counts, inner, chain_of[edges.tails[inner]], chain_of)
+    numbers, counts = np.array([roots, active_units], np.int64)
+    return Chains(numbers, counts, inner, chain_of[edges.tails[inner]], chain_of)
 
 
 class _RoutesThroughOps:
@@ -457,7 +457,8 @@ def _single_edges(
         group, row, column, taps = torch.unravel_index(position[index], order.shape)
         rows, columns = group * order.shape[1] + row, group * order.shape[2] + column
     found = (weights, rows, columns, taps, torch.from_numpy(chains[chosen]))
-    return SingleEdges(layer, *(one.to(place.columns.device) for one in found), place.axis)
+    weights, rows, columns, taps, targets = (one.to(place.columns.device) for one in found)
+    return SingleEdges(layer, weights, rows, columns, taps, targets, place.axis)
 
 
 class _Run:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -42,7 +43,6 @@ Result = Scale | list[Scale]
 
 #: Above this many entries, a constant is not searched for zeros.
 _LARGEST_CONSTANT = 2**20
-
 #: Up to that many entries of a parameter get an unknown each; of larger ones, rows and columns.
 _MOST_ENTRIES = 2**16
 
@@ -89,7 +89,7 @@ class OpContext:
         """The name of the op."""
         return op_name(self.node)
 
-    @property
+    @cached_property
     def arguments(self) -> dict[str, Any]:
         """The arguments by name, defaults filled in."""
         return arguments_of(self.node)
@@ -125,7 +125,7 @@ class ScaleContext(OpContext):
     def shapes(self) -> list[tuple[int, ...]]:
         """The shapes of all outputs."""
         value = self.node.meta.get("val")
-        values = value if self.has_several_outputs else [value]
+        values = value if isinstance(value, (list, tuple)) else [value]
         return [tuple(v.shape) if isinstance(v, Tensor) else () for v in values]
 
     @property
