@@ -1,29 +1,182 @@
 """Losses: a sum over samples, what divides it, and its second derivatives by the outputs.
 
 What enters: outputs and targets. What leaves: the loss summed over a chunk (`total`), what the sum
-is divided by (`count`), and its second derivatives. The mean over a data set is the sum of `total`
-over its chunks, divided by the sum of `count`. Targets that torch would take silently, or refuse
-without a reason, are refused with what to give instead. `user_loss` reads what the user gave.
+is divided by (`count`), and its second derivatives (`hessian`). The mean over a data set is the sum
+of `total` over its chunks, divided by the sum of `count`. Targets that torch would take silently,
+or refuse without a reason, are refused with what to give instead. `user_loss` reads what the user
+gave.
+
+The second derivatives of a sample are a symmetric matrix B over its outputs. It comes as a sum of
+weight · u uᵀ: of all factors u, or of those that carry most and random combinations of the rest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Generator, Tensor
 
-from flatgauge.estimators.linalg import to_float64
+from flatgauge.estimators.linalg import random_signs, to_float64
 from flatgauge.surface.data import IGNORED
-from flatgauge.surface.loss_hessian import DiagonalHessian, LossHessian, SoftmaxHessian
 
 #: How far probabilities may be from a sum of one: they may have been stored in half precision.
 _SUM = 1e-2
 
+#: One vector u per sample, shaped like the outputs, and its weights (n,) if they are not all one.
+Factor = tuple[Tensor, Tensor | None]
+
 #: Refuses targets, from the name of a loss, the tensor that it reads, and the targets.
 Check = Callable[[str, Tensor, Any], None]
+
+
+class LossHessian(ABC):
+    """B for every sample of a chunk.
+
+    Attributes:
+        rank: How many factors give B exactly.
+        axis: Of the outputs, along which classes lie.
+        can_sample: Whether B also comes as its top factors and random combinations of the rest.
+    """
+
+    rank: int
+    axis = 1
+    can_sample = False
+
+    @abstractmethod
+    def factors(self) -> Iterator[Factor]:
+        """All factors, so that B is exact."""
+
+    def top_factors(self, count: int) -> Iterator[Factor]:
+        """The factors that carry most; the others are left to `random_factors`."""
+        raise NotImplementedError
+
+    def random_factors(self, count: int, generator: Generator) -> Iterator[Factor]:
+        """Combinations, with random signs, of what `top_factors` left; each is unbiased."""
+        raise NotImplementedError
+
+
+@dataclass
+class SoftmaxHessian(LossHessian):
+    """Weight · (diag p − p pᵀ) at every position: cross-entropy.
+
+    Attributes:
+        probabilities: The softmax p (n, positions, classes), in double precision.
+        weights: Of every position (n, positions).
+        restore: Brings (n, positions, classes) to the shape of the outputs.
+    """
+
+    probabilities: Tensor
+    weights: Tensor
+    restore: Callable[[Tensor], Tensor]
+    dtype: torch.dtype
+    axis: int = 1
+
+    def __post_init__(self) -> None:
+        p = self.probabilities
+        self.rank = p.shape[1] * (p.shape[2] - 1)
+        self.can_sample = bool((self.weights >= 0).all())
+        self._rest: Tensor | None = None
+        # 1 − p is a sum of small terms where p is nearly one: no difference of near numbers.
+        self._top = p.argmax(-1, keepdim=True)
+        self._others = (1 - p).scatter(
+            -1, self._top, p.scatter(-1, self._top, 0.0).sum(-1, keepdim=True)
+        )
+
+    def factors(self) -> Iterator[Factor]:
+        """The columns of an LDLᵀ decomposition: sums of positive terms, no difference anywhere."""
+        p = self.probabilities
+        tails = p.flip(-1).cumsum(-1).flip(-1).clamp_min(torch.finfo(p.dtype).tiny)  # Σ_{j≥k} p_j
+        for position in range(p.shape[1]):
+            given = self.weights[:, position]
+            weights = None if bool((given == 1).all()) else given
+            for k in range(p.shape[2] - 1):
+                after = tails[:, position, k + 1]
+                root = (p[:, position, k] * after / tails[:, position, k]).sqrt()
+                vector = torch.zeros_like(p)
+                vector[:, position, k] = root
+                vector[:, position, k + 1 :] = p[:, position, k + 1 :] * (-root / after)[:, None]
+                yield self.restore(vector.to(self.dtype)), weights
+
+    def top_factors(self, count: int) -> Iterator[Factor]:
+        """The factors √p_k (e_k − p) of largest norm."""
+        p = self.probabilities
+        squares = p.square()
+        apart = (squares.sum(-1, keepdim=True) - squares).clamp_min(0)
+        norms = self.weights[..., None] * p * (self._others.square() + apart)
+        picked = norms.flatten(1).topk(min(count, norms[0].numel()), dim=1).indices
+        self._rest = torch.ones_like(p).flatten(1).scatter(1, picked, 0.0).view_as(p)
+        single = -p.to(self.dtype)
+        rows = torch.arange(len(p), device=p.device)
+        for index in picked.T:
+            position, k = index // p.shape[2], index % p.shape[2]
+            root = (self.weights[rows, position] * p[rows, position, k]).sqrt()
+            vector = torch.zeros_like(single)
+            vector[rows, position] = single[rows, position] * root.to(self.dtype)[:, None]
+            vector[rows, position, k] = (root * self._others[rows, position, k]).to(self.dtype)
+            yield self.restore(vector), None
+
+    def random_factors(self, count: int, generator: Generator) -> Iterator[Factor]:
+        """Random combinations of the other factors √p_k (e_k − p)."""
+        p = self.probabilities
+        scale = (self.weights[..., None] * p / count).sqrt()
+        if self._rest is not None:
+            scale = scale * self._rest
+        for _ in range(count):
+            mixed = scale * random_signs(scale.shape, generator).to(scale)
+            sums = mixed.sum(-1, keepdim=True)
+            vector = mixed - p * sums
+            own = mixed.gather(-1, self._top)
+            # Where one class has nearly all, the difference is taken apart to keep its digits.
+            most = own * self._others.gather(-1, self._top)
+            most = most - p.gather(-1, self._top) * (sums - own)
+            yield self.restore(vector.scatter(-1, self._top, most).to(self.dtype)), None
+
+
+@dataclass
+class DiagonalHessian(LossHessian):
+    """A diagonal B ≥ 0, shaped like the outputs: losses that are sums over outputs."""
+
+    values: Tensor
+
+    can_sample = True
+
+    def __post_init__(self) -> None:
+        self.rank = self.values[0].numel()
+        self._rest: Tensor | None = None
+
+    def factors(self) -> Iterator[Factor]:
+        """One unit vector per output."""
+        values = rows_of(self.values)
+        for k in range(self.rank):
+            vector = torch.zeros_like(values)
+            vector[:, k] = 1
+            yield vector.view_as(self.values), values[:, k]
+
+    def top_factors(self, count: int) -> Iterator[Factor]:
+        """The outputs of largest curvature."""
+        values = rows_of(self.values)
+        picked = values.topk(min(count, self.rank), dim=1).indices
+        self._rest = torch.ones_like(values).scatter(1, picked, 0.0)
+        for index in picked.T:
+            vector = torch.zeros_like(values).scatter(1, index[:, None], 1.0)
+            yield vector.view_as(self.values), values.gather(1, index[:, None])[:, 0]
+
+    def random_factors(self, count: int, generator: Generator) -> Iterator[Factor]:
+        """Random combinations of the other outputs."""
+        roots = rows_of(self.values).sqrt() * (1.0 if self._rest is None else self._rest)
+        for _ in range(count):
+            signs = random_signs(roots.shape, generator).to(roots)
+            yield (roots * signs / count**0.5).view_as(self.values), None
+
+
+def rows_of(tensor: Tensor) -> Tensor:
+    """One row per sample."""
+    return tensor.reshape(len(tensor), -1)
 
 
 class Loss:

@@ -115,11 +115,12 @@ class EmpiricalRisk:
 
     def _given_count(self, denominator: Callable[[Any], float] | None) -> Count | None:
         """What the loss is known to be a mean over, by itself or from the user."""
-        if denominator is not None:
-            return lambda batch: float(
-                denominator(batch.inputs if batch.target is None else batch.target)
-            )
-        return (lambda batch: self.loss.count(batch.target)) if self.loss.knows_count else None
+        loss = self.loss  # Not `self`: that would be a cycle, and copies would share it.
+        if denominator is None:
+            return (lambda batch: loss.count(batch.target)) if loss.knows_count else None
+        return lambda batch: float(
+            denominator(batch.inputs if batch.target is None else batch.target)
+        )
 
     def _find_count(self, model: FunctionalModel, given: Count | None) -> tuple[Count, list[str]]:
         """What the loss is a mean over, found by the model in some precision."""

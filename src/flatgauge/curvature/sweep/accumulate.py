@@ -34,7 +34,7 @@ from flatgauge.estimators.linalg import to_float64
 if TYPE_CHECKING:
     from flatgauge.curvature.sweep.conv import FactorRecorder
     from flatgauge.curvature.sweep.linear import MLPHead
-    from flatgauge.surface.loss_hessian import Factor
+    from flatgauge.surface.losses import Factor
 
 #: What a sweep can yield for every parameter.
 PARAMETER_PARTS = ("trace", "diagonal", "weighted_diagonal")

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -28,20 +29,13 @@ from torch.utils import _pytree as pytree
 
 from flatgauge.curvature.sweep.accumulate import ChunkContext, Moments, SweepChunk, Workspace
 from flatgauge.curvature.sweep.plan import SweepPlan, build_plan, place_ops, without_sweep
-from flatgauge.estimators.linalg import agrees, require_generator
+from flatgauge.estimators.linalg import agrees, require_generator, to_float64
 from flatgauge.graph.export import Handler, UnsupportedGraphError
 from flatgauge.graph.layers import Layer
 from flatgauge.graph.ops import call_op, source_line
 from flatgauge.runtime.isolation import isolate
 from flatgauge.surface.data import Batch, map_tensors
-from flatgauge.surface.loss_hessian import (
-    DenseHessian,
-    Factor,
-    LossHessian,
-    dense_hessian,
-    squared_gradient,
-)
-from flatgauge.surface.losses import prediction
+from flatgauge.surface.losses import Factor, LossHessian, prediction, rows_of
 from flatgauge.surface.model import FunctionalModel
 
 if TYPE_CHECKING:
@@ -120,7 +114,7 @@ class Sweep:
             counted, defined = self.counts_of(batch), None
             if of_gradient:
                 total = self.total_loss(plan, batch)
-                hessian: LossHessian = squared_gradient(total, chunk.logits, counted)
+                hessian: LossHessian = _squared_gradient(total, chunk.logits, counted)
             else:
                 hessian, defined = self.loss_hessian(plan, chunk.logits.detach(), batch)
             chunk.counts = counted if defined is None else counted * defined
@@ -166,7 +160,7 @@ class Sweep:
             outputs = plan.output_of(logits)
             self.loss.check(outputs, target)
             defined = self.loss.is_defined(outputs).double()
-        return dense_hessian(self.total_loss(plan, batch), logits), defined
+        return _dense_hessian(self.total_loss(plan, batch), logits), defined
 
     def total_loss(self, plan: SweepPlan, batch: Batch) -> Callable[[Tensor], Tensor]:
         """The sum of a chunk's losses as a function of the logits."""
@@ -362,6 +356,63 @@ def _read_inputs(found: dict[str, Moments], layer: Layer, *arguments: Any, **key
     new = Moments.of_rows(activation.movedim(units, -1).reshape(-1, activation.shape[units]))
     found[layer.name] = new.join(found.get(layer.name))
     return call_op(layer.node, *arguments, **keywords)
+
+
+@dataclass
+class DenseHessian(LossHessian):
+    """Any symmetric B (n, outputs, outputs), by its eigenvectors and signed eigenvalues."""
+
+    matrices: Tensor
+    shape: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        self.rank = self.matrices.shape[1]
+
+    def factors(self) -> Iterator[Factor]:
+        """The eigenvectors."""
+        values, vectors = torch.linalg.eigh(self.matrices)
+        for k in range(self.rank):
+            yield vectors[:, :, k].reshape(len(vectors), *self.shape), values[:, k]
+
+
+@dataclass
+class SquaredGradient(LossHessian):
+    """The squared gradient in the place of B, as one factor: the empirical Fisher information."""
+
+    slopes: Tensor
+    weights: Tensor
+    rank = 1
+
+    def factors(self) -> Iterator[Factor]:
+        """The gradient itself."""
+        yield self.slopes, self.weights
+
+
+def _squared_gradient(
+    total: Callable[[Tensor], Tensor], outputs: Tensor, counts: Tensor
+) -> SquaredGradient:
+    """Differentiate a sum of losses of single samples by the outputs."""
+    point = to_float64(outputs.detach()).requires_grad_()
+    with torch.enable_grad():
+        (slope,) = torch.autograd.grad(total(point), point)
+    return SquaredGradient(slope, counts.reciprocal().where(counts != 0, 0.0))
+
+
+def _dense_hessian(total: Callable[[Tensor], Tensor], outputs: Tensor) -> DenseHessian:
+    """Differentiate a sum of losses of single samples twice by the outputs."""
+    point = to_float64(outputs.detach()).requires_grad_()
+    with torch.enable_grad():
+        (slope,) = torch.autograd.grad(total(point), point, create_graph=True)
+        flat = rows_of(slope)
+        rows = []
+        for k in range(flat.shape[1]):
+            if not flat.requires_grad:  # The loss is linear in the outputs.
+                rows.append(torch.zeros_like(flat))
+                continue
+            (row,) = torch.autograd.grad(flat[:, k].sum(), point, retain_graph=True)
+            rows.append(rows_of(row.detach()))
+    matrices = torch.stack(rows, dim=1)
+    return DenseHessian((matrices + matrices.mT) / 2, tuple(outputs.shape[1:]))
 
 
 def _split(

@@ -38,12 +38,12 @@ from flatgauge.curvature.sweep.accumulate import (
 )
 from flatgauge.graph.layers import Layer
 from flatgauge.surface.derivatives import SubmatrixIndex, active_units
-from flatgauge.surface.loss_hessian import Factor
 
 if TYPE_CHECKING:
     from flatgauge.curvature.sweep.accumulate import Start
     from flatgauge.curvature.sweep.conv import FactorRecorder
     from flatgauge.graph.export import Handler
+    from flatgauge.surface.losses import Factor
 
 #: The parts that need factor vectors at the layer's input.
 _FROM_INPUT_VECTORS = frozenset({"outgoing", "relative", "normalized"})
