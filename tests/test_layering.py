@@ -44,6 +44,8 @@ LAZY_UPWARD = {
     "analysis.landscapes.result -> report.tables",
     "analysis.landscapes.result -> report.views.landscape",
     "analysis.monitor.history -> report.plots.courses",
+    "analysis.monitor.history -> report.tables",
+    "analysis.monitor.history -> report.views.history",
     "analysis.measurement -> report.layer_bars",
     "analysis.measurement -> report.page",
     "analysis.measurement -> report.tables",

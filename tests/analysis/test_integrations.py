@@ -222,7 +222,7 @@ def test_two_processes_train_to_the_same_bits_and_the_first_measures():
 
 
 def test_a_unit_that_cannot_be_counted_is_refused():
-    from flatgauge.analysis.monitor.unit import check_unit
+    from flatgauge.analysis.monitor.monitor import counts_steps
 
     with pytest.raises(ValueError, match="`unit='batch'` is unknown; measure at every 'epoch'"):
-        check_unit("batch")
+        counts_steps("batch")

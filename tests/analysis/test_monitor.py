@@ -13,8 +13,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import flatgauge as fg
-from flatgauge.analysis.monitor.pace import Pace
-from flatgauge.analysis.monitor.subset import read_subset
+from flatgauge.analysis.monitor.monitor import TimeBudget, read_subset
 
 torch.manual_seed(0)
 INPUTS, TARGETS = torch.randn(96, 1, 6, 6), torch.arange(96) % 3
@@ -150,7 +149,7 @@ def test_the_history_as_frame_layers_json_and_picture(tmp_path):
 def test_measuring_keeps_to_its_share_whatever_it_costs():
     """A clock by hand: costs vary threefold, and the share holds once the first is paid for."""
     now, generator, taken = [0.0], random.Random(0), 0
-    pace = Pace(0.05, clock=lambda: now[0])
+    pace = TimeBudget(0.05, clock=lambda: now[0])
     costs = [generator.uniform(1.0, 3.0) for _ in range(2000)]
     for step in range(2000):
         now[0] += 1.0
@@ -168,7 +167,7 @@ def test_measuring_keeps_to_its_share_whatever_it_costs():
 def test_what_was_saved_up_is_not_spent_at_once():
     """A first measurement that takes long, and others that do not: they come evenly."""
     now, steps = [0.0], []
-    pace = Pace(0.1, clock=lambda: now[0])
+    pace = TimeBudget(0.1, clock=lambda: now[0])
     for step in range(1000):
         now[0] += 1.0
         if pace.allows():

@@ -1,20 +1,19 @@
-"""What was seen of a training run, measurement by measurement."""
+"""The history of a training run: a row per measurement, as a frame, a picture and JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
-from flatgauge.analysis.files import json_text, to_plain
-from flatgauge.analysis.formatting import align_columns
+from flatgauge.analysis.result import Result
 from flatgauge.estimators.estimate import Estimate
-from flatgauge.runtime.resources import duration
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
+
+    from flatgauge.report.tables import Table
 
 #: What can become of a measurement.
 MEASURED, FAILED, DIVERGED = "measured", "failed", "diverged"
@@ -63,13 +62,15 @@ class HistoryRow:
         return found
 
 
-class History(Sequence[HistoryRow]):
+class History(Result, Sequence[HistoryRow]):
     """The rows of a run, in order.
 
     Attributes:
         skipped: Measurements that were due and left out to keep to the share of the training
             time, those after the last row included.
     """
+
+    kind = "history"
 
     def __init__(self, rows: Sequence[HistoryRow] = (), *, skipped: int = 0) -> None:
         self._rows = list(rows)
@@ -90,26 +91,11 @@ class History(Sequence[HistoryRow]):
     def __iter__(self) -> Iterator[HistoryRow]:
         return iter(self._rows)
 
-    def __repr__(self) -> str:
-        head = ("step", "epoch", "loss", "‖gradient‖", *self.measures, "took")
-        cells = [
-            (
-                str(row.step),
-                str(row.epoch),
-                f"{row.loss:.4g}",
-                f"{row.gradient_norm:.3g}",
-                *(
-                    str(e) if (e := row.estimates.get(name)) else row.status
-                    for name in self.measures
-                ),
-                duration(row.cost),
-            )
-            for row in self
-        ]
-        lines = align_columns([head, *cells])
-        if self.skipped:
-            lines.append(f"{self.skipped} more were due, and skipped to keep to the share of time")
-        return "\n".join(lines)
+    def tables(self) -> list[Table]:
+        """One row per measurement."""
+        from flatgauge.report.views.history import history_tables
+
+        return history_tables(self)
 
     def append(self, row: HistoryRow) -> None:
         """Add a row."""
@@ -126,14 +112,7 @@ class History(Sequence[HistoryRow]):
         return [row.step for row in self]
 
     def values(self, measure: str) -> list[float]:
-        """A measure's value in every row, nan where it has none.
-
-        Args:
-            measure: Its name.
-
-        Returns:
-            One number per row.
-        """
+        """A measure's value in every row, nan where it has none."""
         self._check(measure)
         return [row.estimates[measure].value if measure in row.estimates else NAN for row in self]
 
@@ -154,14 +133,7 @@ class History(Sequence[HistoryRow]):
         return pd.DataFrame(columns, index=pd.Index(self.steps, name="step"))
 
     def layers(self, measure: str) -> pd.DataFrame:
-        """A measure layer by layer.
-
-        Args:
-            measure: Its name.
-
-        Returns:
-            A frame with the index ``step`` and one column per layer.
-        """
+        """A measure layer by layer: a frame with the index ``step``, one column per layer."""
         import pandas as pd
 
         self._check(measure)
@@ -194,28 +166,12 @@ class History(Sequence[HistoryRow]):
         return plot_courses(self.steps, courses, label=label, marked=marked, ax=ax)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain numbers, strings, lists and dicts.
-
-        Returns:
-            The rows with the values of measures and layers, and how many were skipped.
-        """
+        """The rows with the values of measures and layers, and how many were skipped."""
         rows = [
             {**vars(row), "estimates": {n: _plain(e) for n, e in row.estimates.items()}}
             for row in self
         ]
-        contents: dict[str, Any] = to_plain({"skipped": self.skipped, "rows": rows})
-        return contents
-
-    def to_json(self, path: str | Path | None = None) -> str:
-        """The history as JSON.
-
-        Args:
-            path: Where to write it; None to return it only.
-
-        Returns:
-            The text.
-        """
-        return json_text(self.to_dict(), path)
+        return self.plain_contents({"skipped": self.skipped, "rows": rows})
 
     def _check(self, measure: str) -> None:
         """Refuse a measure that no row has."""

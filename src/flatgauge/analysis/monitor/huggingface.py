@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from flatgauge.analysis.monitor.history import History
-from flatgauge.analysis.monitor.monitor import Monitor
-from flatgauge.analysis.monitor.unit import check_unit
+from flatgauge.analysis.monitor.monitor import Monitor, counts_steps
 
 try:
     from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
@@ -43,7 +42,7 @@ class MonitorCallback(TrainerCallback):  # type: ignore[misc]
         self, loss: Any, data: Any, *, every: int = 1, unit: str = "epoch", **options: Any
     ) -> None:
         self.monitor: Monitor | None = None
-        self._by_step = check_unit(unit) == "step"
+        self._by_step = counts_steps(unit)
         self._loss, self._data = loss, data
         self._options = {"every": every, **options}
 

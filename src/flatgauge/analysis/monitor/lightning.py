@@ -8,8 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from flatgauge.analysis.monitor.history import History
-from flatgauge.analysis.monitor.monitor import Monitor
-from flatgauge.analysis.monitor.unit import check_unit
+from flatgauge.analysis.monitor.monitor import Monitor, counts_steps
 
 try:
     from lightning.pytorch import Callback, LightningModule, Trainer
@@ -57,7 +56,7 @@ class MonitorCallback(Callback):  # type: ignore[misc]
     ) -> None:
         super().__init__()
         self.monitor: Monitor | None = None
-        self._by_step = check_unit(unit) == "step"
+        self._by_step = counts_steps(unit)
         self._loss, self._data, self._log = loss, data, log
         self._model, self._options = model, {"every": every, **options}
         self._seen = 0

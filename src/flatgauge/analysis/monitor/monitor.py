@@ -1,27 +1,33 @@
-"""Measure a model while it is trained, without changing the training."""
+"""Measure a model while it is trained, without changing the training.
+
+A `Monitor` reads a few samples once (`read_subset`), counts steps and epochs, and measures when it
+is time to and a `TimeBudget` allows it. Rows go into a `History` and to trackers.
+"""
 
 from __future__ import annotations
 
 import math
+import time
 import warnings
-from collections.abc import Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, default_collate
 
 from flatgauge.analysis.measurement import Report, measure_requests
 from flatgauge.analysis.monitor.history import DIVERGED, FAILED, MEASURED, History, HistoryRow
-from flatgauge.analysis.monitor.pace import Pace
-from flatgauge.analysis.monitor.subset import read_subset
 from flatgauge.analysis.monitor.trackers import as_log
 from flatgauge.analysis.request import resolve_measures
 from flatgauge.curvature.sweep.backprop import sweep_of
-from flatgauge.estimators.linalg import check_seed, to_float64
+from flatgauge.estimators.linalg import check_seed, child_generator, to_float64
 from flatgauge.runtime.isolation import preserve_rng
 from flatgauge.runtime.resources import duration
+from flatgauge.surface.data import Batch, as_batch, as_tensors, map_tensors
+from flatgauge.surface.sharding import is_one_batch
 from flatgauge.surface.surface import LossSurface
 
 #: What is measured unless something else is asked for: one sweep has all of it.
@@ -29,6 +35,9 @@ DEFAULT = ("hessian_trace", "kappa_trace_sum", "rho_sum")
 
 #: What a first measurement is guessed to take: seconds to read the model as a graph, and gradients.
 _READING, _GRADIENTS = 4.0, 30
+
+#: Samples per batch that are read from a data set without batches of its own.
+_READ = 64
 
 
 class Monitor:
@@ -120,31 +129,31 @@ class Monitor:
         self._steps = self._epochs = self._skipped = 0
         self._is_read = False
         self._warned: set[str] = set()
-        self._pace = Pace(share)
+        self._budget = TimeBudget(share)
         self._log = as_log(log)
         if _is_elsewhere():
             return
-        with self._pace.measuring():
+        with self._budget.measuring():
             chosen = read_subset(data, samples, seed=seed)
             with preserve_rng(_device(model)):
                 self.surface = LossSurface(model, loss, chosen, **options)
-                before = self._pace.elapsed_seconds
+                before = self._budget.elapsed_seconds
                 self.surface.value_and_gradient()
-                gradient = self._pace.elapsed_seconds - before
+                gradient = self._budget.elapsed_seconds - before
                 self.surface.release()
-        self._pace.expected = _READING + _GRADIENTS * gradient
+        self._budget.expected = _READING + _GRADIENTS * gradient
 
     def __repr__(self) -> str:
         names = ", ".join(request.name for request in self._requests)
         text = f"Monitor({names}; every {self._every}"
-        if self._pace.share is not None:
-            text += f", at most {100 * self._pace.share:g} % of the training time"
-        return f"{text}): {len(self.history)} rows, {duration(self._pace.spent)} spent measuring"
+        if self._budget.share is not None:
+            text += f", at most {100 * self._budget.share:g} % of the training time"
+        return f"{text}): {len(self.history)} rows, {duration(self._budget.spent)} spent measuring"
 
     @property
     def spent(self) -> float:
         """Seconds that measuring took so far, setting up included."""
-        return self._pace.spent
+        return self._budget.spent
 
     def step(self, loss: float | Tensor | None = None, *, step: int | None = None) -> None:
         """Count one step of the optimiser; measure if it is time to.
@@ -180,7 +189,7 @@ class Monitor:
             return
         _wait(self.surface.device)
         self._read(self.surface)
-        with self._pace.measuring():
+        with self._budget.measuring():
             row = self._row(self.surface, _number(loss))
             self.history.append(row)
             self._publish(row)
@@ -190,7 +199,7 @@ class Monitor:
         """Measure, unless that took too large a share of the time."""
         if self.surface is None or _is_elsewhere():
             return
-        if self._pace.allows():
+        if self._budget.allows():
             self.measure(loss)
             return
         self._skipped += 1
@@ -198,9 +207,9 @@ class Monitor:
         self._warn(
             "skipped",
             f"flatgauge skips measurements, first at step {self._steps}: one takes about "
-            f"{duration(self._pace.expected)}, and `share={self._pace.share}` of the training time "
-            f"so far is {duration((self._pace.share or 0.0) * self._pace.training)}, of which "
-            f"{duration(self._pace.spent)} are spent. Take fewer `samples`, other `measures`, a "
+            f"{duration(self._budget.expected)}, and `share={self._budget.share}` of the training time "
+            f"so far is {duration((self._budget.share or 0.0) * self._budget.training)}, of which "
+            f"{duration(self._budget.spent)} are spent. Take fewer `samples`, other `measures`, a "
             "larger `every` or `share`, or leave it so.",
         )
 
@@ -210,12 +219,12 @@ class Monitor:
             return
         self._is_read = True
         # Errors of the model are reported where it is measured.
-        with self._pace.measuring(), preserve_rng(surface.device), suppress(Exception):
+        with self._budget.measuring(), preserve_rng(surface.device), suppress(Exception):
             sweep_of(surface)
 
     def _row(self, surface: LossSurface, loss: float | None) -> HistoryRow:
         """Measure; errors become notes of the row."""
-        start = self._pace.elapsed_seconds
+        start = self._budget.elapsed_seconds
         row = HistoryRow(
             self._steps, self._epochs, start, 0.0, training_loss=loss, skipped=self._skipped
         )
@@ -244,7 +253,7 @@ class Monitor:
                 f"flatgauge: the measurement at step {row.step} has {row.status}, and the training "
                 f"goes on: {row.note}",
             )
-        return replace(row, cost=self._pace.elapsed_seconds - start)
+        return replace(row, cost=self._budget.elapsed_seconds - start)
 
     @staticmethod
     def _fill_row(row: HistoryRow, report: Report) -> HistoryRow:
@@ -270,6 +279,145 @@ class Monitor:
         if kind not in self._warned:
             self._warned.add(kind)
             warnings.warn(text, UserWarning, stacklevel=4)
+
+
+class TimeBudget:
+    """Keeps measuring within a share of the training time.
+
+    The training time is what passes outside of `measuring`. A measurement is expected to take as
+    long as the last one did; before the first, as long as the caller guesses. It is allowed only
+    if all measuring, that one included, then stays within the share of the training time so far,
+    so what one takes longer than expected is paid back before the next; and only if the time since
+    the last one pays for it, so that what was saved up is not spent all at once.
+
+    Args:
+        share: Of the training time; None for no bound.
+        clock: Gives the time in seconds.
+
+    Attributes:
+        spent: Seconds that measuring took so far.
+        expected: Seconds that the next measurement is expected to take.
+
+    Example:
+        >>> now = [0.0]
+        >>> budget = TimeBudget(0.1, clock=lambda: now[0])
+        >>> with budget.measuring():
+        ...     now[0] += 2.0
+        >>> now[0] += 30.0  # of training: 10 % of it pay for one measurement, and not for two
+        >>> budget.allows()
+        False
+        >>> now[0] += 10.0
+        >>> budget.allows()
+        True
+    """
+
+    def __init__(
+        self, share: float | None, *, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
+        self.share = share
+        self.spent = self.expected = 0.0
+        self._clock = clock
+        self._start = clock()
+        self._trained = 0.0  # until the last measurement
+
+    @property
+    def elapsed_seconds(self) -> float:
+        """Seconds since the start, measuring included."""
+        return self._clock() - self._start
+
+    @property
+    def training(self) -> float:
+        """Seconds that training took so far."""
+        return self.elapsed_seconds - self.spent
+
+    def allows(self) -> bool:
+        """Whether one more measurement stays within the share."""
+        if self.share is None:
+            return True
+        since = self.training - self._trained
+        return (
+            self.spent + self.expected <= self.share * self.training
+            and self.expected <= self.share * since
+        )
+
+    @contextmanager
+    def measuring(self) -> Iterator[None]:
+        """Count what happens inside as measuring, and expect the next to take as long."""
+        before = self._clock()
+        try:
+            yield
+        finally:
+            self.expected = self._clock() - before
+            self.spent += self.expected
+            self._trained = self.training
+
+
+def read_subset(data: Any, samples: int | None, *, seed: int) -> Any:
+    """Choose samples, and read them once: a loader is not touched again afterwards.
+
+    Of a pair of tensors, a data set, or a loader of a data set that can be indexed, samples are
+    drawn at random, without replacement; of other batches, the first are taken.
+
+    Args:
+        data: What a `LossSurface` takes.
+        samples: How many at most; None for all.
+        seed: Of the choice.
+
+    Returns:
+        The samples, as a `LossSurface` takes them.
+    """
+    with preserve_rng(torch.device("cpu")):
+        if is_one_batch(data):
+            return _drawn_rows(data, samples, seed)
+        if isinstance(data, DataLoader) and data.batch_size is not None:
+            if not isinstance(data.dataset, IterableDataset):
+                return _draw_samples(data.dataset, data.collate_fn, samples, seed)
+        elif isinstance(data, Dataset) and not isinstance(data, IterableDataset):
+            return _draw_samples(data, default_collate, samples, seed)
+        if not isinstance(data, Iterable) or iter(data) is data:
+            return data  # Errors are reported where a surface is made of it.
+        return list(_first(data, samples))
+
+
+def _choose_indices(count: int, samples: int | None, seed: int) -> list[int]:
+    """Some of the indices below `count`, in their order."""
+    if samples is None or samples >= count:
+        return list(range(count))
+    drawn = torch.randperm(count, generator=child_generator(seed, "held samples"))[:samples]
+    return sorted(drawn.tolist())
+
+
+def _drawn_rows(data: Any, samples: int | None, seed: int) -> Any:
+    """Some samples of one batch."""
+    batch = as_batch(data, where="`data`")
+    if not batch.splittable:
+        return data
+    return _rows(data, _choose_indices(batch.samples, samples, seed))
+
+
+def _draw_samples(dataset: Any, collate: Any, samples: int | None, seed: int) -> list[Any]:
+    """Some samples of a data set, in batches."""
+    subset = Subset(dataset, _choose_indices(len(dataset), samples, seed))
+    return list(DataLoader(subset, batch_size=_READ, collate_fn=collate))
+
+
+def _first(data: Iterable[Any], samples: int | None) -> Iterator[Any]:
+    """The first batches, the last one cut where that is possible."""
+    left = samples
+    for position, raw in enumerate(data):
+        batch: Batch = as_batch(raw, where=f"batch {position} of `data`")
+        if left is not None and batch.splittable and batch.samples > left:
+            raw = _rows(raw, list(range(left)))
+        yield map_tensors(torch.clone, as_tensors(raw))  # A loader may fill the same tensors again.
+        if left is not None:
+            left -= batch.samples
+            if left <= 0:
+                return
+
+
+def _rows(data: Any, index: list[int]) -> Any:
+    """Some samples of a batch, which keeps its form."""
+    return map_tensors(lambda tensor: tensor[index], as_tensors(data))
 
 
 def _check_number(name: str, value: Any) -> None:
@@ -312,3 +460,10 @@ def _is_finite(surface: LossSurface, loss: float | None) -> bool:
         return math.isfinite(surface.value(surface.point))
     except Exception:
         return True  # Unknown: the error itself is reported.
+
+
+def counts_steps(unit: str) -> bool:
+    """Whether a callback counts steps, not epochs; refuses other units."""
+    if unit not in ("epoch", "step"):
+        raise ValueError(f"`unit={unit!r}` is unknown; measure at every 'epoch' or every 'step'.")
+    return unit == "step"
