@@ -32,7 +32,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch import Generator, Tensor
 
-from flatgauge.curvature.block_eigenvalues import FactorStore, stored_factors
 from flatgauge.curvature.blocks import Block, Blocks, join_samples, ratio_influence
 from flatgauge.curvature.sweep.accumulate import (
     LAYER_PARTS,
@@ -40,7 +39,13 @@ from flatgauge.curvature.sweep.accumulate import (
     ParameterTotals,
     reciprocal_or_zero,
 )
-from flatgauge.curvature.sweep.backprop import MOST_FACTORS, Sweep, sweep_of
+from flatgauge.curvature.sweep.backprop import (
+    MOST_FACTORS,
+    FactorStore,
+    Sweep,
+    stored_factors,
+    sweep_of,
+)
 from flatgauge.estimators.linalg import child_generator, random_signs, root_seed, to_float64
 from flatgauge.graph.layers import Layer
 from flatgauge.runtime.isolation import isolate

@@ -13,7 +13,7 @@ the factors along the way, and leaves them in the surface's cache.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,8 +22,7 @@ from torch import Generator, Tensor
 
 from flatgauge.curvature.blocks import join_samples, ratio_influence, standard_error
 from flatgauge.curvature.operators import Operator, ParameterBlock
-from flatgauge.curvature.sweep.accumulate import SweepChunk
-from flatgauge.curvature.sweep.backprop import Sweep, sweep_of
+from flatgauge.curvature.sweep.backprop import FactorStore, Sweep, stored_factors, sweep_of
 from flatgauge.curvature.sweep.conv import LayerFactors
 from flatgauge.estimators.eigenvalues import Eigenpairs, top_eigenvalues
 from flatgauge.graph.layers import Layer
@@ -97,8 +96,11 @@ def block_eigenvalues(
             found[name] = _of_penalty(surface)
     groups, rest = sweep.group_layers([name for name in names if name not in found])
     for group in groups:
-        for name, block in read_factors(sweep, group).blocks(sweep):
-            solve(name, block)
+        store = read_factors(sweep, group)
+        counts = join_samples(store.counts, surface.device)
+        for name in group:  # The factors of each are released before the next.
+            layer, factors = sweep.plan.layers[name], store.factors.pop(name)
+            solve(name, LayerBlock(layer, factors, counts, surface))
     for name in rest:
         solve(name, ParameterBlock(surface, (name,)))
     return {name: found[name] for name in names}
@@ -202,29 +204,6 @@ class LayerBlock(Operator):
         return units if self._layer.out_axis == 0 else SubmatrixIndex(units.columns, units.rows)
 
 
-class FactorStore:
-    """The recorded factors of some layers."""
-
-    def __init__(self, names: Sequence[str]) -> None:
-        self.names = tuple(names)
-        self._factors: dict[str, list[LayerFactors]] = {name: [] for name in names}
-        self._counts: list[Tensor] = []
-
-    def add(self, chunk: SweepChunk) -> None:
-        """Take what a chunk has recorded."""
-        for name, recorder in chunk.recorders.items():
-            if name in self._factors:
-                self._factors[name].append(recorder.layer_factors())
-        self._counts.append(chunk.counts)
-
-    def blocks(self, sweep: Sweep) -> Iterator[tuple[str, LayerBlock]]:
-        """The blocks, one after the other; each is released before the next."""
-        counts = join_samples(self._counts, sweep.surface.device)
-        for name in list(self._factors):
-            factors = self._factors.pop(name)
-            yield name, LayerBlock(sweep.plan.layers[name], factors, counts, sweep.surface)
-
-
 def read_factors(sweep: Sweep, names: Sequence[str]) -> FactorStore:
     """The factors of a group of layers: those that another sweep left, or by a sweep of its own."""
     left = stored_factors(sweep.surface).pop(tuple(names), None)
@@ -241,8 +220,3 @@ def read_factors(sweep: Sweep, names: Sequence[str]) -> FactorStore:
 
     sweep.surface.processes.run("factors", record)
     return store
-
-
-def stored_factors(surface: LossSurface) -> dict[tuple[str, ...], FactorStore]:
-    """Factors that a sweep has recorded along the way, to be taken by whoever needs them."""
-    return surface.cache.get(("block_eigenvalues", "factors"), dict)

@@ -6,7 +6,6 @@ the point at u = 0. Functionals (`flatgauge.geometry.functionals`) are functions
 
 from flatgauge.geometry.chart import (
     GEOMETRIES,
-    Balanced,
     Chart,
     Diagonal,
     ExactTrace,
@@ -15,7 +14,7 @@ from flatgauge.geometry.chart import (
     Weights,
     chart,
 )
-from flatgauge.geometry.horizontal import horizontal_projection, vertical_basis
+from flatgauge.geometry.orbits import Balanced, horizontal_projection, vertical_basis
 from flatgauge.geometry.path_values import PathValues
 
 __all__ = [

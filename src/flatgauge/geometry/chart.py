@@ -5,8 +5,8 @@ In: a loss surface and the name of a geometry. Out: a `Chart`, which functionals
 itself at u = 0: one unit of u is what the geometry counts as one unit of distance.
 
 The charts here are θ + D u with a diagonal D: 1 in the geometry "weights", the norm of the weight's
-tensor in "per tensor", the weight's own size in "per weight"; "balanced" has D = 1 at the form of
-the network with the smallest norm. Their curvature is D H D, and the exact sweep gives its trace.
+tensor in "per tensor", the weight's own size in "per weight". Their curvature is D H D, and the
+exact sweep gives its trace.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Generator, Tensor
@@ -28,8 +28,9 @@ from flatgauge.curvature.sweep.backprop import sweep_of
 from flatgauge.estimators.estimate import Estimate
 from flatgauge.estimators.linalg import to_float64
 from flatgauge.graph.export import UnsupportedGraphError
-from flatgauge.surface.surface import LossSurface
-from flatgauge.symmetry.balance import balanced_surface
+
+if TYPE_CHECKING:
+    from flatgauge.surface.surface import LossSurface
 
 #: The geometries by name.
 GEOMETRIES: dict[str, type[Chart]] = {}
@@ -307,18 +308,6 @@ class PerWeight(Diagonal):
     def units(self, value: Tensor) -> Tensor:
         """The weights' sizes."""
         return value.abs()
-
-
-class Balanced(Weights):
-    """θ + u on a balanced copy of the model: of all ways to write it, that of smallest norm."""
-
-    geometry = "balanced"
-    point = r"\bar\theta + u \text{ with } \bar\theta \text{ the balanced weights}"
-
-    def __init__(self, surface: LossSurface, parameters: str = "all") -> None:
-        balanced, notes = balanced_surface(surface)
-        super().__init__(balanced, parameters)
-        self.notes = notes
 
 
 def chart(surface: LossSurface, geometry: str, parameters: str = "all", **options: Any) -> Chart:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Generator, Tensor
@@ -20,9 +20,11 @@ from flatgauge.estimators.estimate import Estimate
 from flatgauge.estimators.linalg import TruncatedNormal
 from flatgauge.geometry.chart import Chart, ExactTrace
 from flatgauge.graph.export import UnsupportedGraphError
-from flatgauge.surface.surface import LossSurface
 from flatgauge.symmetry.basis_paths import surface_paths
 from flatgauge.symmetry.path_curvature import path_second_derivatives
+
+if TYPE_CHECKING:
+    from flatgauge.surface.surface import LossSurface
 
 #: The default radius and the bound on every component of noise, in units of the smallest |u_b|.
 _SHARE = 0.5

@@ -39,6 +39,7 @@ from flatgauge.surface.losses import Factor, LossHessian, prediction, rows_of
 from flatgauge.surface.model import FunctionalModel
 
 if TYPE_CHECKING:
+    from flatgauge.curvature.sweep.conv import LayerFactors
     from flatgauge.surface.surface import LossSurface
 
 #: Up to this many factors per sample, all are swept; beyond, the largest and random combinations.
@@ -332,6 +333,27 @@ class Sweep:
         if not self.loss.may_be_undefined:
             return torch.zeros(len(logits), dtype=torch.float64, device=logits.device)
         return self.loss.term_size(plan.output_of(logits))
+
+
+class FactorStore:
+    """The factors of some layers' blocks, as a sweep has recorded them."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+        self.factors: dict[str, list[LayerFactors]] = {name: [] for name in names}
+        self.counts: list[Tensor] = []
+
+    def add(self, chunk: SweepChunk) -> None:
+        """Take what a chunk has recorded."""
+        for name, recorder in chunk.recorders.items():
+            if name in self.factors:
+                self.factors[name].append(recorder.layer_factors())
+        self.counts.append(chunk.counts)
+
+
+def stored_factors(surface: LossSurface) -> dict[tuple[str, ...], FactorStore]:
+    """Factors that a sweep has recorded along the way, to be taken by whoever needs them."""
+    return surface.cache.get(("block_eigenvalues", "factors"), dict)
 
 
 def sweep_of(surface: LossSurface) -> Sweep:

@@ -1,8 +1,10 @@
-"""Tangent vectors along and across a rescaling orbit (Rangamani et al. 2019, §2 and §3).
+"""Rescaling orbits: the chart at their balanced point, and tangent vectors along and across them.
 
-In: a loss surface. Out: a basis of the directions along which rescaling layers moves the weights
-(the vertical space), and the part of a vector that is orthogonal to them (its horizontal part).
-Both are read off the exponents that every tensor has in the layer-wise gauge group.
+In: a loss surface. Out: `Balanced`, the geometry of weights at the form of the network with the
+smallest norm; a basis of the directions along which rescaling layers moves the weights (the
+vertical space of Rangamani et al. 2019, §2 and §3), and the part of a vector that is orthogonal to
+them (its horizontal part), read off the exponents that every tensor has in the layer-wise gauge
+group.
 """
 
 from __future__ import annotations
@@ -12,9 +14,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flatgauge.geometry.chart import norm
+from flatgauge.geometry.chart import Weights, norm
 from flatgauge.surface.surface import LossSurface
+from flatgauge.symmetry.balance import balanced_surface
 from flatgauge.symmetry.find import surface_gauge
+
+
+class Balanced(Weights):
+    """θ + u on a balanced copy of the model: of all ways to write it, that of smallest norm."""
+
+    geometry = "balanced"
+    point = r"\bar\theta + u \text{ with } \bar\theta \text{ the balanced weights}"
+
+    def __init__(self, surface: LossSurface, parameters: str = "all") -> None:
+        balanced, notes = balanced_surface(surface)
+        super().__init__(balanced, parameters)
+        self.notes = notes
 
 
 def vertical_basis(surface: LossSurface) -> Tensor:
