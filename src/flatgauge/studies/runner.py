@@ -253,8 +253,9 @@ def local_workers(count: int) -> Iterator[Workers]:
     context = multiprocessing.get_context("spawn")  # A forked worker would inherit held locks.
     executor = ProcessPoolExecutor(count, mp_context=context, initializer=_start_worker)
     try:
-        with _ignoring_interrupts():  # The first task starts all processes.
-            executor.submit(int)
+        with _ignoring_interrupts():
+            for _ in range(count):  # Each starts a process, as none is idle yet.
+                executor.submit(int)
         yield Workers(executor, lambda: count)
     finally:
         # All are idle now; on errors and Ctrl-C do not wait for those that are not.
