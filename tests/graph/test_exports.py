@@ -153,3 +153,15 @@ def test_other_inputs_are_other_graphs(count):
         held = fg.LossSurface(model, "cross_entropy", (inputs, LABELS[:6]))
         fg.measure(held, measures=["rho_max"])
     assert len(count) == 2
+
+
+def test_exports_and_failed_attempts_are_logged(monkeypatch):
+    class Fixed(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.reshape(12, 4) @ torch.ones(4, 3)
+
+    lines = []
+    monkeypatch.setattr(graph.LOG, "debug", lambda *args, **_: lines.append(args[0] % args[1:]))
+    graph.ModelGraph(Fixed().eval(), (INPUTS,), {}, 12)
+    assert "cannot leave the number of samples open" in lines[0]
+    assert lines[-1].endswith("samples fixed")
