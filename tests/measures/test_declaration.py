@@ -12,7 +12,7 @@ from cases import build
 import flatgauge as fg
 from flatgauge.cli.session import read_measures
 from flatgauge.measures import catalogue, registry
-from flatgauge.measures.declaration import sweep_blocks
+from flatgauge.measures.registry import sweep_blocks
 from flatgauge.report.catalogue import explain, markdown_page
 
 #: A measure of swept blocks as its file would be.

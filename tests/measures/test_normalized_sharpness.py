@@ -19,7 +19,7 @@ from torch import Generator, nn
 import flatgauge as fg
 from flatgauge import LossSurface
 from flatgauge.measures import matrix_normalized_sharpness, normalized_sharpness
-from flatgauge.measures.declaration import sweep_blocks
+from flatgauge.measures.registry import sweep_blocks
 from flatgauge.surface.examples import linear_regression
 
 BOTH = [matrix_normalized_sharpness, normalized_sharpness]

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from flatgauge.analysis.files import from_plain
 from flatgauge.analysis.formatting import kind
@@ -43,8 +43,6 @@ from flatgauge.surface.sharding import shared_processes
 from flatgauge.surface.surface import LossSurface
 
 if TYPE_CHECKING:
-    from typing import Self
-
     import pandas as pd
     from matplotlib.axes import Axes
 

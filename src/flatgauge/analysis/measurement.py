@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -39,8 +39,7 @@ from flatgauge.analysis.result import UNFINISHED, Result
 from flatgauge.curvature.blocks import Blocks
 from flatgauge.estimators.estimate import Estimate
 from flatgauge.estimators.linalg import child_generator, float64_pieces, vector_norm
-from flatgauge.measures.declaration import sweep_blocks
-from flatgauge.measures.registry import BALANCED, Needs
+from flatgauge.measures.registry import BALANCED, Needs, sweep_blocks
 from flatgauge.runtime.distributed import GroupError
 from flatgauge.runtime.isolation import describe_error
 from flatgauge.runtime.resources import duration
@@ -48,8 +47,6 @@ from flatgauge.surface.surface import LossSurface
 from flatgauge.symmetry.balance import balanced_surface
 
 if TYPE_CHECKING:
-    from typing import Self
-
     import pandas as pd
     from matplotlib.axes import Axes
 

@@ -16,13 +16,11 @@ import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from flatgauge.analysis.files import json_text, read_json, to_plain
 
 if TYPE_CHECKING:
-    from typing import Self
-
     from plotly.graph_objects import Figure
 
     from flatgauge.report.tables import Table

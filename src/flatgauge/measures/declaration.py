@@ -19,19 +19,18 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec
 
-from torch import Generator
-
-from flatgauge.curvature.block_diagonal import (
-    DEFAULT_PROBES,
-    ProbeSizes,
-    block_curvature,
-    surrogate_notes,
-    with_surrogate,
-)
-from flatgauge.curvature.blocks import Blocks
 from flatgauge.estimators.estimate import Estimate
 from flatgauge.estimators.linalg import require_generator
-from flatgauge.measures.registry import GROUPS, Family, Measure, ModelDefault, Needs, registry
+from flatgauge.measures.registry import (
+    GROUPS,
+    Family,
+    Measure,
+    ModelDefault,
+    Needs,
+    estimate_from_blocks,
+    registry,
+    sweep_blocks,
+)
 from flatgauge.surface.surface import LossSurface
 
 P = ParamSpec("P")
@@ -187,9 +186,9 @@ def declare(
     options = [*own, _LAYERS, *of_sweep] if of_blocks else own
     signature = inspect.Signature([surface, *options], return_annotation="Estimate")
 
-    def from_blocks(blocks: Blocks, /, **given: Any) -> Estimate:
-        chosen = {option.name: given[option.name] for option in own if option.name in given}
-        return compute(blocks.select(given.get("layers")), **fixed, **chosen)
+    names = [option.name for option in own]
+    computing = functools.partial(compute, **fixed)
+    from_blocks = functools.partial(estimate_from_blocks, computing, names)
 
     def function(surface: LossSurface, /, *args: Any, **given: Any) -> Estimate:
         try:
@@ -225,44 +224,6 @@ def declare(
     )
     shared = from_blocks if of_blocks and family.probe_sizes is None else None
     return _register(family, name, symbol, summary, measuring, shared)
-
-
-def sweep_blocks(
-    surface: LossSurface,
-    needs: Needs,
-    *,
-    surrogate: str | None = None,
-    probe_sizes: ProbeSizes | None = None,
-    all_columns: bool = False,
-    probes: int = DEFAULT_PROBES,
-    generator: Generator | None = None,
-) -> Blocks:
-    """Sweep once for all that measures of one loss need, and note what the loss leaves out.
-
-    Args:
-        surface: Where to measure.
-        needs: Of one measure, or the union of several.
-        surrogate: The loss, None for the surface's own.
-        probe_sizes: As `Family` has them.
-        all_columns: Whether to be exact also with 64 or more outputs.
-        probes: Hessian products for what is not exact.
-        generator: Source of randomness, required where not everything is exact.
-
-    Returns:
-        The blocks, for `Measure.from_blocks`.
-    """
-    notes, surface = surrogate_notes(surface, surrogate), with_surrogate(surface, surrogate)
-    blocks = block_curvature(
-        surface,
-        needs.parts,
-        all_columns=all_columns,
-        estimate=needs.estimates or probe_sizes is not None,
-        probes=probes,
-        keep_factors=needs.eigenvalues,
-        probe_sizes=probe_sizes,
-        generator=generator,
-    )
-    return replace(blocks, notes=tuple(notes))
 
 
 def docstring_sections(*texts: str) -> dict[str, str]:

@@ -25,7 +25,7 @@ from flatgauge.curvature.blocks import Block, estimation_notes
 from flatgauge.estimators.estimate import Estimate
 from flatgauge.estimators.linalg import to_float64
 from flatgauge.graph.export import UnsupportedGraphError
-from flatgauge.measures.declaration import declare, sweep_blocks
+from flatgauge.measures.declaration import declare
 from flatgauge.measures.registry import (
     BALANCED,
     RESCALINGS,
@@ -33,6 +33,7 @@ from flatgauge.measures.registry import (
     Measure,
     Needs,
     registry,
+    sweep_blocks,
 )
 from flatgauge.surface.surface import LossSurface
 from flatgauge.symmetry.balance import Infimum, balanced_surface, compute_balance, smallest_trace

@@ -1,18 +1,28 @@
 """Measures declare what they are; everything that lists or checks measures reads it here.
 
 In: records of measures (`flatgauge.measures.declaration` makes them). Out: `registry`, all measures
-by name, with the variants and the measures of other packages; `catalogue`, a table of them.
+by name, with the variants and the measures of other packages; `catalogue`, a table of them; and
+`sweep_blocks`, one sweep for what several measures need.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from flatgauge.curvature.block_diagonal import ProbeSizes
+from torch import Generator
+
+from flatgauge.curvature.block_diagonal import (
+    DEFAULT_PROBES,
+    ProbeSizes,
+    block_curvature,
+    surrogate_notes,
+    with_surrogate,
+)
+from flatgauge.curvature.blocks import Blocks
 from flatgauge.estimators.estimate import Estimate
 from flatgauge.runtime.isolation import NameClashError, Plugins
 from flatgauge.surface.surface import LossSurface
@@ -184,6 +194,52 @@ class Measure(Family):
     def draws(self) -> bool:
         """Whether it takes a source of randomness."""
         return "generator" in inspect.signature(self.function).parameters
+
+
+def sweep_blocks(
+    surface: LossSurface,
+    needs: Needs,
+    *,
+    surrogate: str | None = None,
+    probe_sizes: ProbeSizes | None = None,
+    all_columns: bool = False,
+    probes: int = DEFAULT_PROBES,
+    generator: Generator | None = None,
+) -> Blocks:
+    """Sweep once for all that measures of one loss need, and note what the loss leaves out.
+
+    Args:
+        surface: Where to measure.
+        needs: Of one measure, or the union of several.
+        surrogate: The loss, None for the surface's own.
+        probe_sizes: As `Family` has them.
+        all_columns: Whether to be exact also with 64 or more outputs.
+        probes: Hessian products for what is not exact.
+        generator: Source of randomness, required where not everything is exact.
+
+    Returns:
+        The blocks, for `Measure.from_blocks`.
+    """
+    notes, surface = surrogate_notes(surface, surrogate), with_surrogate(surface, surrogate)
+    blocks = block_curvature(
+        surface,
+        needs.parts,
+        all_columns=all_columns,
+        estimate=needs.estimates or probe_sizes is not None,
+        probes=probes,
+        keep_factors=needs.eigenvalues,
+        probe_sizes=probe_sizes,
+        generator=generator,
+    )
+    return replace(blocks, notes=tuple(notes))
+
+
+def estimate_from_blocks(
+    compute: Callable[..., Estimate], options: Sequence[str], blocks: Blocks, /, **given: Any
+) -> Estimate:
+    """Compute a measure of the layers asked for, with those of the options that it has itself."""
+    chosen = {name: given[name] for name in options if name in given}
+    return compute(blocks.select(given.get("layers")), **chosen)
 
 
 class Registry:
