@@ -26,11 +26,13 @@ from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExe
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from flatgauge.analysis.request import Progress
 from flatgauge.runtime.resources import set_threads
 from flatgauge.studies.store import PoolStore
+
+if TYPE_CHECKING:
+    from flatgauge.analysis.request import Progress
 
 #: What a worker computes next for a network: a function, and what it is called with.
 Step = tuple[Callable[[Any], Any], Any]
