@@ -49,8 +49,8 @@ from flatgauge.report.rendering import (
 )
 from flatgauge.report.sections import Caveat, Caveats, glossary_links, glossary_of, provenance_table
 from flatgauge.report.tables import Cell
-from flatgauge.studies.result import COUNTED
 from flatgauge.studies.study import Study
+from flatgauge.studies.tasks import COUNTED
 
 if TYPE_CHECKING:
     import pandas as pd

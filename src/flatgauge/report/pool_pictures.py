@@ -28,11 +28,13 @@ from flatgauge.report.pool_statistics import (
     correlation_text,
     spoken_coefficient,
 )
-from flatgauge.studies.result import COUNTED, PoolResult
+from flatgauge.studies.tasks import COUNTED
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
+
+    from flatgauge.studies.result import PoolResult
 
 #: More panels than this are not drawn in one picture.
 MOST_PANELS = 12

@@ -19,8 +19,7 @@ from flatgauge.studies.pool import NetworkPool, Pool
 from flatgauge.studies.recipe import FIELDS
 from flatgauge.studies.store import PoolStore, Row
 from flatgauge.studies.study import Study
-from flatgauge.studies.tasks import GIVEN, load_network, load_task_data, make_surface
-from flatgauge.studies.training import REACHED
+from flatgauge.studies.tasks import COUNTED, load_network, load_task_data, make_surface
 from flatgauge.surface.surface import LossSurface
 
 if TYPE_CHECKING:
@@ -28,9 +27,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from flatgauge.report.tables import Table
-
-#: States of networks that enter statistics.
-COUNTED = (REACHED, GIVEN)
 
 
 @dataclass(frozen=True, repr=False)

@@ -40,13 +40,16 @@ from flatgauge.studies.data import (
 )
 from flatgauge.studies.recipe import Recipe
 from flatgauge.studies.store import Row, pack_model, read_training
-from flatgauge.studies.training import DIVERGED, make_network, mean_loss, train
+from flatgauge.studies.training import DIVERGED, REACHED, make_network, mean_loss, train
 from flatgauge.surface.surface import LossSurface
 from flatgauge.symmetry.find import find_gauge
 from flatgauge.symmetry.gauge import GaugeGroup
 
 #: The state of a network that was not trained here; it enters statistics.
 GIVEN = "given"
+
+#: States of networks that enter statistics.
+COUNTED = (REACHED, GIVEN)
 
 #: Inputs that the symmetries of a network are found with.
 _EXAMPLES = 2
