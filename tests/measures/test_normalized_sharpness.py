@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 import zoo
 from cases import LAYER_CASES, Case, build
-from reference import dense_blocks, rows_and_columns
+from reference import dense_blocks, module_of, rows_and_columns
 from scipy.optimize import minimize
 from torch import Generator, nn
 
@@ -55,11 +55,6 @@ def under_normalized_loss(case: Case) -> Case:
     kept = logits.std(1) > 0
     inputs, targets = case.inputs[kept], case.targets[kept]
     return replace(case, torch_loss=normalized_loss, inputs=inputs, targets=targets)
-
-
-def module_of(case: Case, name: str) -> nn.Module | None:
-    owner = case.model.get_submodule(name.rpartition(".")[0])
-    return owner if isinstance(owner, (nn.Linear, nn.modules.conv._ConvNd)) else None
 
 
 def layers_of(case: Case) -> dict[str, torch.Tensor]:
@@ -107,7 +102,7 @@ def test_values_are_the_definition(name, surrogate):
     for layer, weight in layers.items():
         right = literal_matrix(weight, blocks[layer])
         assert matrix.layers[layer] == pytest.approx(right, rel=1e-8, abs=1e-8)
-        right = literal_normalized(module_of(case, layer), weight, blocks[layer])
+        right = literal_normalized(module_of(case.model, layer), weight, blocks[layer])
         assert rowwise.layers[layer] == pytest.approx(right, rel=1e-5, abs=1e-6)
         assert rowwise.layers[layer] <= right * (1 + 1e-7) + 1e-9
     for estimate in (matrix, rowwise):
@@ -156,7 +151,7 @@ def test_what_cannot_be_swept_agrees_within_its_own_error(name, surrogate):
             if function is matrix_normalized_sharpness:
                 right += literal_matrix(weight, blocks[layer])
             else:
-                right += literal_normalized(module_of(case, layer), weight, blocks[layer])
+                right += literal_normalized(module_of(case.model, layer), weight, blocks[layer])
         assert abs(found.value - right) <= 5 * found.stderr
         assert math.isfinite(found.stderr)
 

@@ -164,7 +164,7 @@ def declare(
         compute: Of a surface or, if its first argument is called `blocks`, of swept blocks. The
             keyword arguments that are not fixed are options of the measure; one called
             `surrogate` names the loss that is swept, and a `generator` without a default is
-            required: users who leave it out are told how to make one.
+            required: users who leave it out get an error that says how to make one.
         family: What the measure has in common with others.
         name: Its name.
         symbol: How papers write it.
