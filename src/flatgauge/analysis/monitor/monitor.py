@@ -204,12 +204,13 @@ class Monitor:
             return
         self._skipped += 1
         self.history.skipped += 1
+        budget = self._budget
         self._warn(
             "skipped",
             f"flatgauge skips measurements, first at step {self._steps}: one takes about "
-            f"{duration(self._budget.expected)}, and `share={self._budget.share}` of the training time "
-            f"so far is {duration((self._budget.share or 0.0) * self._budget.training)}, of which "
-            f"{duration(self._budget.spent)} are spent. Take fewer `samples`, other `measures`, a "
+            f"{duration(budget.expected)}, and `share={budget.share}` of the training time so far "
+            f"is {duration((budget.share or 0.0) * budget.training)}, of which "
+            f"{duration(budget.spent)} are spent. Take fewer `samples`, other `measures`, a "
             "larger `every` or `share`, or leave it so.",
         )
 

@@ -23,17 +23,14 @@ def history_tables(history: History) -> list[Table]:
     )
     rows = []
     for row in history:
-        estimates = [row.estimates.get(name) for name in history.measures]
+        found = [row.estimates.get(name) for name in history.measures]
         rows.append(
             (
                 number_cell(row.step),
                 number_cell(row.epoch),
                 number_cell(row.loss, f"{row.loss:.4g}"),
                 number_cell(row.gradient_norm, f"{row.gradient_norm:.3g}"),
-                *(
-                    Cell(row.status) if e is None else number_cell(e.value, str(e))
-                    for e in estimates
-                ),
+                *(Cell(row.status) if e is None else number_cell(e.value, str(e)) for e in found),
                 Cell(duration(row.cost)),
             )
         )
