@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.results import AGREEMENT, LIMIT, OWN, TimingRow
-from flatgauge.report.plots.colours import colour
-from flatgauge.report.plots.forms import write_picture
+from flatgauge.report.plots.style import colour, write_picture
 
 #: Colours of packages, by how their tools' names begin; none is a shade of flatgauge's own.
 _PACKAGES = {

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 
 import flatgauge as fg
 from flatgauge.analysis.landscapes import Landscape
-from flatgauge.report.plots.heights import Heights, scale_of
+from flatgauge.report.plots.landscape import Heights, scale_of
 from flatgauge.surface.examples import bowl
 
 BOTH = {"sharp": [9.0, 9.0], "flat": [1.0, 1.0]}

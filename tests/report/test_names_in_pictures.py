@@ -9,12 +9,10 @@ import numpy as np
 import pytest
 
 from flatgauge.estimators.density import SymlogAxis
-from flatgauge.report.plots import contours, curves, reliefs
-from flatgauge.report.plots.bars import bars_axes, bars_figure
-from flatgauge.report.plots.courses import plot_courses
-from flatgauge.report.plots.heights import ColourScale, Heights
-from flatgauge.report.plots.ratios import plot_ratios
-from flatgauge.report.plots.spectra import Line, figure_of_lines, plot_lines
+from flatgauge.report.plots.bars import bars_axes, bars_figure, plot_ratios
+from flatgauge.report.plots.history import plot_history
+from flatgauge.report.plots.landscape import KINDS, ColourScale, Heights
+from flatgauge.report.plots.spectrum import SpectrumLine, figure_of_lines, plot_lines
 
 #: A link for plotly; for matplotlib the beginning of a formula that has no end.
 LINK = '<a href="https://example.org">x</a>'
@@ -29,29 +27,29 @@ def heights(name: str, dims: int) -> Heights:
     return Heights(name, ticks, values, np.zeros((3,) * dims, bool), {name: (0.0,) * dims})
 
 
-def lines(name: str) -> list[Line]:
+def lines(name: str) -> list[SpectrumLine]:
     axis = SymlogAxis(0.1)
     eigenvalues = np.array([-1.0, 0.5, 1.0])
     places, ones = axis.place(eigenvalues), np.ones(3)
     top = np.array([1.0])
-    return [Line(name, places, eigenvalues, ones, ones, top, top, -1.0, 0.01, 0.5)] * 2
+    return [SpectrumLine(name, places, eigenvalues, ones, ones, top, top, -1.0, 0.01, 0.5)] * 2
 
 
 FIGURES = {
-    "curves": lambda name: curves.figure([heights(name, 1)] * 2, SCALE),
-    "contours": lambda name: contours.figure([heights(name, 2)] * 2, SCALE),
-    "reliefs": lambda name: reliefs.figure([heights(name, 2)] * 2, SCALE),
+    "curves": lambda name: KINDS["curve"][2]([heights(name, 1)] * 2, SCALE),
+    "contours": lambda name: KINDS["contour"][2]([heights(name, 2)] * 2, SCALE),
+    "reliefs": lambda name: KINDS["surface"][2]([heights(name, 2)] * 2, SCALE),
     "spectra": lambda name: figure_of_lines(lines(name), SymlogAxis(0.1)),
     "bars": lambda name: bars_figure([name], {name: [1.0]}, label=name),
 }
 
 AXES = {
-    "curves": lambda name: curves.plot([heights(name, 1)] * 2, SCALE),
-    "contours": lambda name: contours.plot([heights(name, 2)] * 2, SCALE),
-    "reliefs": lambda name: reliefs.plot([heights(name, 2)] * 2, SCALE),
+    "curves": lambda name: KINDS["curve"][1]([heights(name, 1)] * 2, SCALE),
+    "contours": lambda name: KINDS["contour"][1]([heights(name, 2)] * 2, SCALE),
+    "reliefs": lambda name: KINDS["surface"][1]([heights(name, 2)] * 2, SCALE),
     "spectra": lambda name: plot_lines(lines(name), SymlogAxis(0.1), title=name),
     "bars": lambda name: bars_axes([name], {name: [1.0], "b": [2.0]}, label=name),
-    "courses": lambda name: plot_courses([1, 2], {name: [1.0, 2.0]}, label=name),
+    "courses": lambda name: plot_history([1, 2], {name: [1.0, 2.0]}, label=name),
 }
 
 

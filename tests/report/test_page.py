@@ -22,7 +22,7 @@ from flatgauge.report.formulas import mathml
 from flatgauge.report.headline import headline_of
 from flatgauge.report.layer_bars import MOST_LAYERS, layer_choices, unit_choices
 from flatgauge.report.page import write_page
-from flatgauge.report.plots.ranked import MOST_POINTS
+from flatgauge.report.plots.bars import MOST_POINTS
 from flatgauge.report.rewrite_effects import certified_effects, effects_between
 from flatgauge.report.sections import formula_of
 

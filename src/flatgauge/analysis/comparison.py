@@ -492,7 +492,7 @@ class Comparison(Mapping[str, Report], Result):
             The axes. Measures with values that are zero, negative or missing have no ratio and
             are named below the picture.
         """
-        from flatgauge.report.plots.ratios import plot_ratios
+        from flatgauge.report.plots.bars import plot_ratios
 
         invariant = [m for m, ranking in self.table.items() if RESCALING in ranking.claims]
         others = [m for m in self.measures if m not in invariant]

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
     from flatgauge.analysis.measurement import RunInfo
-    from flatgauge.report.plots.spectra import Line
+    from flatgauge.report.plots.spectrum import SpectrumLine
     from flatgauge.report.tables import Table
 
 #: Bound on a top eigenvalue's error, relative to its size, and most products to spend.
@@ -88,7 +88,7 @@ class DrawnSpectra(Result):
     def by_name(self) -> Mapping[str, Spectrum]:
         """The spectra in it; one alone has no name."""
 
-    def lines(self) -> list[Line]:
+    def lines(self) -> list[SpectrumLine]:
         """The curves to draw, one per spectrum, on one grid of one axis."""
         axis, spectra = self.axis, self.by_name()
         places = log_grid([item.density for item in spectra.values()], axis, WIDTH)
@@ -113,13 +113,13 @@ class DrawnSpectra(Result):
 
     def plot(self, ax: Axes | None = None) -> Axes:
         """Draw with matplotlib, on `ax` or in a figure of its own; returns the axes."""
-        from flatgauge.report.plots.spectra import plot_lines
+        from flatgauge.report.plots.spectrum import plot_lines
 
         return plot_lines(self.lines(), self.axis, title=self.title, ax=ax)
 
     def figure(self) -> Figure:
         """Draw with plotly, for light and dark pages."""
-        from flatgauge.report.plots.spectra import figure_of_lines
+        from flatgauge.report.plots.spectrum import figure_of_lines
 
         return figure_of_lines(self.lines(), self.axis)
 
@@ -212,14 +212,14 @@ class Spectrum(DrawnSpectra):
 
     def line(
         self, name: str = "", axis: SymlogAxis | None = None, places: Array | None = None
-    ) -> Line:
+    ) -> SpectrumLine:
         """The curve: eigenvalues per decade at places of an axis (its own), with its marks."""
-        from flatgauge.report.plots.spectra import Line
+        from flatgauge.report.plots.spectrum import SpectrumLine
 
         axis = axis or self.axis
         places = log_grid([self.density], axis, WIDTH) if places is None else places
         curve = log_density(self.density, axis, places, width=WIDTH)
-        return Line(
+        return SpectrumLine(
             name=name,
             places=places,
             eigenvalues=axis.value(places),

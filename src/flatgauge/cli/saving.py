@@ -95,7 +95,7 @@ def _same_file(one: Path, other: Path) -> bool:
 
 def check_picture(png: Path | None) -> None:
     """Refuse a picture whose ending names no format that can be drawn."""
-    from flatgauge.report.plots.forms import picture_forms
+    from flatgauge.report.plots.style import picture_forms
 
     if png is not None and png.suffix[1:].lower() not in (forms := picture_forms()):
         raise ValueError(

@@ -50,7 +50,7 @@ def spectrum(
     check_picture(png)
     import flatgauge as fg
     from flatgauge.cli.session import open_surfaces, rescaled_surface
-    from flatgauge.report.plots.forms import write_picture
+    from flatgauge.report.plots.style import write_picture
 
     with redirect_stdout(sys.stderr):
         surfaces, notes = open_surfaces(words, options)

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from flatgauge.analysis.measurement import Report
 from flatgauge.estimators.estimate import Estimate
 from flatgauge.measures import registry
-from flatgauge.report.plots.bars import bars_axes, bars_figure
-from flatgauge.report.plots.ranked import MOST_POINTS, ranked_figure
+from flatgauge.report.plots.bars import MOST_POINTS, bars_axes, bars_figure, ranked_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,11 +18,8 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
-    from flatgauge.report.plots.heights import ColourScale, Heights
+    from flatgauge.report.plots.landscape import ColourScale, Heights
     from flatgauge.report.tables import Table
-
-#: How landscapes are drawn, by name: for how many directions, and by which module of plots.
-KINDS = {"curve": (1, "curves"), "contour": (2, "contours"), "surface": (2, "reliefs")}
 
 
 class DrawnLandscapes(Result):
@@ -94,8 +90,8 @@ class DrawnLandscapes(Result):
         Raises:
             ValueError: If it cannot be drawn like that.
         """
-        drawer, heights = self._drawer(kind, "contour"), self._heights(what)
-        axes: Axes = drawer.plot(heights, self._scale(what, log), ax)
+        plot, _ = self._drawers(kind, "contour")
+        axes: Axes = plot(self._heights(what), self._scale(what, log), ax)
         return axes
 
     def figure(self, *, what: str = "loss", kind: str | None = None, log: bool = False) -> Any:
@@ -112,8 +108,8 @@ class DrawnLandscapes(Result):
         Raises:
             ValueError: If it cannot be drawn like that.
         """
-        drawer, heights = self._drawer(kind, "surface"), self._heights(what)
-        return drawer.figure(heights, self._scale(what, log))
+        _, figure = self._drawers(kind, "surface")
+        return figure(self._heights(what), self._scale(what, log))
 
     def to_png(self, path: str | Path, *, dpi: int = 200, **look: Any) -> Path:
         """Write the picture that `plot` draws.
@@ -126,7 +122,7 @@ class DrawnLandscapes(Result):
         Returns:
             The path.
         """
-        from flatgauge.report.plots.forms import write_picture
+        from flatgauge.report.plots.style import write_picture
 
         whole: Any = self.plot(**look).figure
         return write_picture(path, whole, dpi=dpi)
@@ -146,20 +142,22 @@ class DrawnLandscapes(Result):
         return write_result(path, self, self.figure(**look))
 
     def _scale(self, what: str, log: bool) -> ColourScale:
-        from flatgauge.report.plots.heights import scale_of
+        from flatgauge.report.plots.landscape import scale_of
 
         return scale_of(self._heights(what), what, log=log)
 
     def _heights(self, what: str) -> list[Heights]:
         return [one.heights(what, name) for name, one in self.by_name().items()]
 
-    def _drawer(self, kind: str | None, default: str) -> Any:
-        """The module that draws it."""
+    def _drawers(self, kind: str | None, default: str) -> tuple[Any, Any]:
+        """What draws it with matplotlib, and with plotly."""
+        from flatgauge.report.plots.landscape import KINDS
+
         dims = next(iter(self.by_name().values())).dims
         if kind is None:
             kind = "curve" if dims == 1 else default
         check_kind(kind, dims)
-        return importlib.import_module(f"flatgauge.report.plots.{KINDS[kind][1]}")
+        return KINDS[kind][1:]
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -228,7 +226,7 @@ class Landscape(DrawnLandscapes):
 
     def heights(self, what: str, name: str = "") -> Heights:
         """What a picture of loss or accuracy (in per cent) shows, under a name among others."""
-        from flatgauge.report.plots.heights import Heights
+        from flatgauge.report.plots.landscape import Heights
 
         if what not in ("loss", "accuracy"):
             raise ValueError(f"`what={what!r}` must be 'loss' or 'accuracy'.")
@@ -330,7 +328,9 @@ class Landscapes(DrawnLandscapes, Mapping[str, Landscape]):
 
 def check_kind(kind: str, dims: int) -> None:
     """Refuse a way of drawing that does not show a line (1), or a plane (2)."""
-    fitting = [name for name, (needed, _) in KINDS.items() if needed == dims]
+    from flatgauge.report.plots.landscape import KINDS
+
+    fitting = [name for name, (needed, *_) in KINDS.items() if needed == dims]
     if kind not in fitting:
         raise ValueError(
             f"`kind={kind!r}` cannot show {'a line' if dims == 1 else 'a plane'}; use "

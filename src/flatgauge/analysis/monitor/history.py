@@ -152,7 +152,7 @@ class History(Result, Sequence[HistoryRow]):
         Returns:
             The axes, logarithmic where everything is positive. Rows that diverged are marked.
         """
-        from flatgauge.report.plots.courses import plot_courses
+        from flatgauge.report.plots.history import plot_history
 
         if measure is None:
             courses = {name: self.values(name) for name in self.measures}
@@ -163,7 +163,7 @@ class History(Result, Sequence[HistoryRow]):
             courses = {str(name): list(column) for name, column in self.layers(measure).items()}
             label = f"{measure}, by layer"
         marked = [row.step for row in self if row.status == DIVERGED]
-        return plot_courses(self.steps, courses, label=label, marked=marked, ax=ax)
+        return plot_history(self.steps, courses, label=label, marked=marked, ax=ax)
 
     def to_dict(self) -> dict[str, Any]:
         """The rows with the values of measures and layers, and how many were skipped."""

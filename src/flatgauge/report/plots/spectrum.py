@@ -10,8 +10,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from flatgauge.estimators.density import Array, SymlogAxis
-from flatgauge.report.plots.colours import colour, dashes
-from flatgauge.report.plots.texts import plain_label, plain_text
+from flatgauge.report.plots.style import (
+    GRID,
+    colour,
+    dashes,
+    new_axes,
+    plain_label,
+    plain_text,
+    plotly_layout,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -29,16 +36,11 @@ _FAINT, _PALE = 0.6, 0.55
 _GREY = "#888888"
 
 #: What plotly's axes have in common.
-_GRID = {
-    "gridcolor": "rgba(128,128,128,0.2)",
-    "linecolor": _GREY,
-    "showline": True,
-    "zeroline": False,
-}
+_GRID = {**GRID, "linecolor": _GREY, "showline": True}
 
 
 @dataclass(frozen=True)
-class Line:
+class SpectrumLine:
     """One density, and the eigenvalues to mark.
 
     Attributes:
@@ -81,12 +83,12 @@ class Line:
     @property
     def label(self) -> str:
         """Its name with the largest eigenvalue."""
-        told = f"λ₁ = {_short(self.top[0])}" if len(self.top) else ""
-        return ", ".join(part for part in (self.name, told) if part)
+        shared = f"λ₁ = {_short(self.top[0])}" if len(self.top) else ""
+        return ", ".join(part for part in (self.name, shared) if part)
 
 
 def plot_lines(
-    lines: Sequence[Line], axis: SymlogAxis, *, title: str, ax: Axes | None = None
+    lines: Sequence[SpectrumLine], axis: SymlogAxis, *, title: str, ax: Axes | None = None
 ) -> Axes:
     """Draw densities with matplotlib.
 
@@ -99,10 +101,7 @@ def plot_lines(
     Returns:
         The axes; x is the eigenvalue itself.
     """
-    if ax is None:
-        from matplotlib.figure import Figure as Sheet
-
-        ax = Sheet(figsize=(6.4, 3.6), layout="constrained").add_subplot()
+    ax = new_axes(6.4, 3.6, ax)
     floor, ceiling = _heights(lines)
     for number, line in enumerate(lines):
         _draw(ax, line, number, floor)
@@ -126,13 +125,12 @@ def plot_lines(
     ax.set_yscale("log")
     ax.set_ylim(floor, ceiling)
     ax.set(title=plain_label(title), xlabel="eigenvalue", ylabel="eigenvalues per decade")
-    ax.spines[["top", "right"]].set_visible(False)
     if any(line.label for line in lines):
         ax.legend(frameon=False, fontsize="small")
     return ax
 
 
-def _draw(ax: Axes, line: Line, number: int, floor: float) -> None:
+def _draw(ax: Axes, line: SpectrumLine, number: int, floor: float) -> None:
     """Band, curve and marks of one density, with matplotlib."""
     shade, (dash, _) = colour(number), dashes(number)
     ax.fill_between(line.eigenvalues, *line.band(floor), color=shade, alpha=0.25, linewidth=0)
@@ -152,7 +150,7 @@ def _draw(ax: Axes, line: Line, number: int, floor: float) -> None:
     ax.vlines(line.smallest, *tips, color=shade, linewidth=1.0, alpha=_PALE, transform=across)
 
 
-def figure_of_lines(lines: Sequence[Line], axis: SymlogAxis) -> Figure:
+def figure_of_lines(lines: Sequence[SpectrumLine], axis: SymlogAxis) -> Figure:
     """Draw densities with plotly.
 
     Args:
@@ -180,9 +178,7 @@ def figure_of_lines(lines: Sequence[Line], axis: SymlogAxis) -> Figure:
         xanchor="left",
         y=math.log10(lines[0].single),
     )
-    figure.update_layout(
-        paper_bgcolor="rgba(0,0,0,0)",
-        plot_bgcolor="rgba(0,0,0,0)",
+    layout = plotly_layout(
         margin={"l": 60, "r": 64, "t": 36, "b": 50},
         legend={"x": 1, "xanchor": "right", "y": 1},
         xaxis=_across(lines[0], axis) | _GRID,
@@ -196,10 +192,10 @@ def figure_of_lines(lines: Sequence[Line], axis: SymlogAxis) -> Figure:
         | _GRID,
         yaxis2={"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True},
     )
-    return figure
+    return figure.update_layout(layout)
 
 
-def _across(line: Line, axis: SymlogAxis) -> dict[str, Any]:
+def _across(line: SpectrumLine, axis: SymlogAxis) -> dict[str, Any]:
     """The horizontal axis, for plotly."""
     ticks = axis.ticks(float(line.eigenvalues[0]), float(line.eigenvalues[-1]))
     return {
@@ -210,7 +206,7 @@ def _across(line: Line, axis: SymlogAxis) -> dict[str, Any]:
     }
 
 
-def _curves(line: Line, number: int, floor: float) -> list[Any]:
+def _curves(line: SpectrumLine, number: int, floor: float) -> list[Any]:
     """Band and curve of one density, for plotly."""
     from plotly import graph_objects as go
 
@@ -226,7 +222,7 @@ def _curves(line: Line, number: int, floor: float) -> list[Any]:
         hoverinfo="skip",
         **group,
     )
-    told = {
+    shared = {
         "x": line.places,
         "mode": "lines",
         "customdata": np.stack([line.eigenvalues, line.stderr], axis=1),
@@ -234,12 +230,12 @@ def _curves(line: Line, number: int, floor: float) -> list[Any]:
         "<extra></extra>",
     }
     thin, bold = {"color": shade, "width": 1.2}, {"color": shade, "width": 2, "dash": dash}
-    faint = go.Scatter(y=rest, opacity=_FAINT, line=thin, **told, **group)
+    faint = go.Scatter(y=rest, opacity=_FAINT, line=thin, **shared, **group)
     named = group | {"showlegend": bool(line.label), "name": plain_text(line.label)}
-    return [band, faint, go.Scatter(y=known, line=bold, **told, **named)]
+    return [band, faint, go.Scatter(y=known, line=bold, **shared, **named)]
 
 
-def _marks(line: Line, number: int, axis: SymlogAxis) -> Any:
+def _marks(line: SpectrumLine, number: int, axis: SymlogAxis) -> Any:
     """The eigenvalues of one density that are marked, for plotly."""
     from plotly import graph_objects as go
 
@@ -267,7 +263,7 @@ def _marks(line: Line, number: int, axis: SymlogAxis) -> Any:
     )
 
 
-def _heights(lines: Sequence[Line]) -> tuple[float, float]:
+def _heights(lines: Sequence[SpectrumLine]) -> tuple[float, float]:
     """The lowest and highest value to draw."""
     floor = _FLOOR * lines[0].single
     return floor, 2 * max(floor, *(float((line.values + line.stderr).max()) for line in lines))

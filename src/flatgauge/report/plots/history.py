@@ -6,14 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from flatgauge.report.plots.colours import colour, dashes, shape
-from flatgauge.report.plots.texts import plain_label
+from flatgauge.report.plots.style import colour, dashes, new_axes, plain_label, shape
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-def plot_courses(
+def plot_history(
     steps: Sequence[int],
     courses: Mapping[str, Sequence[float]],
     *,
@@ -33,12 +32,9 @@ def plot_courses(
     Returns:
         The axes, logarithmic if all numbers are positive.
     """
-    if ax is None:
-        from matplotlib.figure import Figure
-
-        ax = Figure(figsize=(6.4, 3.6), layout="constrained").subplots()
+    ax = new_axes(6.4, 3.6, ax)
     finite = [value for values in courses.values() for value in values if math.isfinite(value)]
-    for number, (name, values) in enumerate(courses.items()):
+    for number, (course, values) in enumerate(courses.items()):
         shown = [value if math.isfinite(value) else math.nan for value in values]
         ax.plot(
             steps,
@@ -48,16 +44,15 @@ def plot_courses(
             marker=shape(number)[0],
             markersize=4,
             linewidth=1.6,
-            label=plain_label(name),
+            label=plain_label(course),
         )
     for place, step in enumerate(marked):
-        told = "diverged" if place == 0 else None
-        ax.axvline(step, color="grey", linewidth=1.2, linestyle=":", label=told)
+        name = "diverged" if place == 0 else None
+        ax.axvline(step, color="grey", linewidth=1.2, linestyle=":", label=name)
     if finite and min(finite) > 0:
         ax.set_yscale("log")
     ax.set_xlabel("step")
     ax.set_ylabel(plain_label(label))
-    ax.spines[["top", "right"]].set_visible(False)
     if courses or marked:
         ax.legend(frameon=False, fontsize="small")
     return ax
