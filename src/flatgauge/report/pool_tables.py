@@ -136,14 +136,7 @@ def describe_left_out(result: PoolResult) -> list[str]:
 
 
 def describe_confounders(result: PoolResult) -> list[str]:
-    """Which scores of training go with the target on their own, so that a measure may repeat them.
-
-    Args:
-        result: What was found.
-
-    Returns:
-        A sentence for every confounder with a strong rank correlation.
-    """
+    """Which scores go with the target on their own, so that a measure may only repeat them."""
     counted, target = result.counted, result.pool.target
     if counted[target].nunique() < 2:
         return []

@@ -82,17 +82,7 @@ def randomise_labels(recipe: Recipe, clean: StudyData) -> StudyData:
 
 
 def draw_labels(targets: Tensor, share: float, classes: int, seed: int) -> Tensor:
-    """Replace a share of labels by labels drawn evenly from all classes.
-
-    Args:
-        targets: The true labels.
-        share: How many of them to replace, from 0 to 1.
-        classes: How many classes there are.
-        seed: Of the draw.
-
-    Returns:
-        A new tensor. A replaced label can happen to be the true one.
-    """
+    """Replace a share of labels by labels drawn evenly from all classes, by chance the true one."""
     count = round(share * len(targets))
     if not count:
         return targets

@@ -153,7 +153,7 @@ class RayEngine:
         code = code_folder(references)
         with self.connected(code) as ray:
             sent = ray.get_runtime_context().runtime_env.get("working_dir")
-            executor = _RayExecutor(ray, self, code if sent else None)
+            executor = _RayExecutor(ray, self, bool(sent))
             _wait_for_room(ray, self)
             try:
                 errors = ray.exceptions
@@ -181,17 +181,7 @@ def import_ray() -> Any:
 
 
 def code_folder(references: Sequence[str]) -> Path | None:
-    """The folder that holds the user's own code.
-
-    Args:
-        references: ``path/to/file.py:name``, or ``package.module:name`` of the current folder.
-
-    Returns:
-        The folder; None if all code is installed.
-
-    Raises:
-        ValueError: If there are several.
-    """
+    """The one folder that holds the user's own code; None if all code is installed."""
     places = [split_reference(reference)[0] for reference in references]
     own = [place for place in places if is_file(place) or holds(Path(), place)]
     folders = sorted({home_of(place) for place in own})
@@ -225,8 +215,8 @@ def _copy_code(code: str | Path | None) -> Iterator[str | None]:
 class _RayExecutor(Executor):
     """Sends tasks, with samples that every node gets once."""
 
-    def __init__(self, ray: Any, engine: RayEngine, code: Path | None) -> None:
-        self._ray, self._code = ray, code
+    def __init__(self, ray: Any, engine: RayEngine, code_sent: bool) -> None:
+        self._ray, self._code_sent = ray, code_sent
         self._threads = engine.threads
         self._futures: list[Future[Any]] = []
         self._samples: dict[Any, Any] = {}
@@ -249,9 +239,11 @@ class _RayExecutor(Executor):
                 self._samples[task.sample_key] = self._ray.put(load_task_samples(task))
             samples = self._samples[task.sample_key]
         factory, weights = None, task.weights
-        if self._code is not None and ":" in task.code:
+        if ":" in task.code:
             place, name = split_reference(task.code)
-            factory = f"{Path(place).name if is_file(place) else place}:{name}"
+            if is_file(place):  # In the working directory of tasks, or at the same place as here.
+                folder = Path() if self._code_sent else home_of(place)
+                factory = f"{folder / Path(place).name}:{name}"
         if isinstance(weights, Path):
             weights = weights.expanduser().read_bytes()
         task = replace(task, factory=factory, weights=weights, folder=None)

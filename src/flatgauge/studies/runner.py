@@ -241,14 +241,7 @@ def _naming(name: str) -> Iterator[None]:
 
 @contextmanager
 def local_workers(count: int) -> Iterator[Workers]:
-    """Compute in this process (one worker) or in processes of one thread each (several).
-
-    Args:
-        count: How many.
-
-    Yields:
-        The workers.
-    """
+    """Compute in this process (one worker) or in processes of one thread each (several)."""
     if count == 1:
         yield Workers(_InlineExecutor(), lambda: 1)
         return

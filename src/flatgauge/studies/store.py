@@ -90,15 +90,7 @@ class PoolStore:
                 atomic_write(path, json.dumps(new, indent=2, ensure_ascii=False))
 
     def declaration(self) -> dict[str, Any]:
-        """What the pool is.
-
-        Returns:
-            What `open` was given.
-
-        Raises:
-            FileNotFoundError: If there is none.
-            ValueError: If the file is damaged.
-        """
+        """What the pool is: what `open` was given."""
         path = self.folder / _DECLARATION
         self._check_age()
         if not path.exists():
@@ -144,15 +136,7 @@ class PoolStore:
         return self._rows
 
     def append(self, name: str, row: Mapping[str, Any]) -> None:
-        """Add the row of a network; it is on disk when this returns.
-
-        Args:
-            name: The network.
-            row: Plain values.
-
-        Raises:
-            OSError: If it cannot be written, with what to do; no part of it is left.
-        """
+        """Add the row of a network: on disk when this returns, or an error and nothing is left."""
         contents = to_plain({"name": name, **row, "pool": self._identity()})
         line = json.dumps(contents, ensure_ascii=False, allow_nan=False).encode() + b"\n"
         path = self.folder / _ROWS
@@ -194,41 +178,18 @@ class PoolStore:
         return self.folder / "models" / f"{name}.safetensors"
 
     def save_model(self, name: str, contents: bytes) -> None:
-        """Write a trained network, all of it or nothing.
-
-        Args:
-            name: The network.
-            contents: What `pack_model` gave.
-        """
+        """Write a trained network (what `pack_model` gave), all of it or nothing."""
         atomic_write(self.model_path(name), contents)
 
     def training(self, name: str, recipe: Recipe) -> dict[str, Any] | None:
-        """How the training of a network went.
-
-        Args:
-            name: The network.
-            recipe: Its recipe.
-
-        Returns:
-            Its state and scores, None if it is not trained yet.
-
-        Raises:
-            ValueError: If the file is damaged, or holds something else.
-        """
+        """The state and the scores of a trained network; None if it is not trained yet."""
         path = self.model_path(name)
         return read_training(path, recipe) if path.exists() else None
 
     # -- locks ----------------------------------------------------------------------------------
 
     def try_claim(self, name: str) -> FileLock | None:
-        """Claim a network for this process.
-
-        Args:
-            name: The network.
-
-        Returns:
-            The lock that was taken; None if another process has it.
-        """
+        """The lock of a network, taken for this process; None if another has it."""
         lock = self._lock(f"{name}.lock")
         try:
             lock.acquire(timeout=0)

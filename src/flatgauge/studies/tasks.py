@@ -151,14 +151,7 @@ class Task:
 
 
 def train_network(task: Task) -> bytes:
-    """Train the network of a task.
-
-    Args:
-        task: What to train, and by what recipe.
-
-    Returns:
-        The contents of a file with the network, its recipe and how training went.
-    """
+    """Train the network of a task: the contents of a file with it, its recipe and its scores."""
     recipe = task.network.recipe
     assert recipe is not None
     return pack_model(recipe, train(recipe, load_task_data(task), task.factory))
@@ -236,18 +229,7 @@ def _read_pair(
 
 
 def load_network(task: Task, data: StudyData) -> tuple[nn.Module, Row]:
-    """The network of a task with its weights.
-
-    Args:
-        task: Which, and where its weights are.
-        data: Its samples.
-
-    Returns:
-        The network in evaluation mode; its state and its scores.
-
-    Raises:
-        ValueError: If a trained network does not have the loss it was trained to.
-    """
+    """The network of a task in evaluation mode, its state and scores; an error if it changed."""
     recipe = task.network.recipe
     with _as_file(task.weights) as place:
         if recipe is None:
@@ -306,16 +288,7 @@ def _score_given(task: Task, model: nn.Module, data: StudyData) -> Row:
 
 
 def make_surface(task: Task, model: nn.Module, data: StudyData) -> LossSurface:
-    """The training loss of a network as its pool measures it.
-
-    Args:
-        task: How it is measured.
-        model: The network.
-        data: Its samples.
-
-    Returns:
-        The surface.
-    """
+    """The training loss of a network as its pool measures it."""
     many = task.measured
     surface = _loss_surface(task, model, data.inputs[:many], data.targets[:many])
     surface.graphs = _graphs_of(task.code)
@@ -348,20 +321,7 @@ _RANGE = re.compile(r"(layers|units)\s+(\S+?)\.\.(\S+)")
 
 
 def rescale_network(model: nn.Module, example: Tensor, rescaling: str, *, seed: int) -> nn.Module:
-    """The same function with other weights.
-
-    Args:
-        model: Not changed.
-        example: Some inputs.
-        rescaling: ``"layers 5..25"``, ``"units 1/16..16"`` or ``"5, 4, 1/20"``.
-        seed: Of random factors.
-
-    Returns:
-        A copy.
-
-    Raises:
-        ValueError: If the text has no meaning, or the network has no scale that is free.
-    """
+    """A copy with the same function and other weights; an error if no scale is free."""
     kind, low, high, given = read_rescaling(rescaling)
     gauge = find_gauge(model, example)
     if kind != "units":

@@ -88,16 +88,7 @@ class TrainedNetwork:
 
 
 def make_network(recipe: Recipe, data: StudyData, factory: str | None = None) -> nn.Module:
-    """The network of a recipe with its first weights.
-
-    Args:
-        recipe: Which.
-        data: Its data, for the shape of an input and the number of classes.
-        factory: Where ``file.py:factory`` of the recipe is found here, if it is elsewhere.
-
-    Returns:
-        The network.
-    """
+    """The network of a recipe with its first weights; `factory` is where its code is found here."""
     own = ":" in recipe.network
     factory = factory or recipe.network
     if own:
@@ -120,16 +111,7 @@ def make_network(recipe: Recipe, data: StudyData, factory: str | None = None) ->
 
 
 def train(recipe: Recipe, data: StudyData, factory: str | None = None) -> TrainedNetwork:
-    """Train a network from its first weights until its goals are reached.
-
-    Args:
-        recipe: How.
-        data: Its data.
-        factory: As of `make_network`.
-
-    Returns:
-        The network, and how it came out.
-    """
+    """Train a network from its first weights until its goals are reached."""
     start = time.perf_counter()
     model = make_network(recipe, data, factory)
     optimizer = _make_optimizer(recipe, model)
