@@ -22,7 +22,7 @@ PUBLIC = {"passed", "spent", "MonitorCallback"}
 
 #: Files that a call may cross, families of measures aside (a new one costs no file more): what it
 #: takes now. The aims are 25 and 45.
-CROSSED = {"measure": 26, "certify": 46}
+CROSSED = {"measure": 25, "certify": 40}
 #: Modules that `measures/rho.py` may reach (the aim is 45), and lines below the analysis (23,500).
 REACHED, LINES = 35, 27_800
 #: Files that may be longer than 600 lines, for now.

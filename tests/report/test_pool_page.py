@@ -11,8 +11,7 @@ import pytest
 from pages import EVIL, Page, pictures
 from study_data import INVARIANT, LAYERS, MEASURES, published, study_frame, whole_study
 
-from flatgauge.analysis.formatting import Number
-from flatgauge.report.coefficient import Coefficient, coefficient, folded
+from flatgauge.report.coefficient import Coefficient, Number, coefficient, folded
 from flatgauge.report.frame_table import NamedTable, cell, frame_contents, frame_table
 from flatgauge.report.pool_page import PoolPage, write_page
 from flatgauge.report.pool_pictures import MOST_PANELS, Points, layer_grids, measure_choices

@@ -1,4 +1,4 @@
-"""How values and names are written: numbers with their digits, times, names, safe text.
+"""How values and names are written: numbers with their digits, kinds of numbers, safe text.
 
 Results and pages share these, so that one number reads the same everywhere. Nothing here loads
 torch: the command line uses it before anything is computed.
@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -60,34 +58,6 @@ def one_line(text: str) -> str:
     return printable(text).replace("\n", "\\u000a").replace("\t", "\\u0009")
 
 
-def short_labels(names: Sequence[str]) -> dict[str, str]:
-    """Names without what all of them begin and end with, cut between words.
-
-    Returns:
-        By name; the names themselves where nothing can be cut.
-
-    Example:
-        >>> short_labels(["runs/lenet_sgd_1.pt", "runs/lenet_adam_1.pt"])
-        {'runs/lenet_sgd_1.pt': 'sgd', 'runs/lenet_adam_1.pt': 'adam'}
-        >>> short_labels(["small", "large"])
-        {'small': 'small', 'large': 'large'}
-    """
-    if len(names) < 2:
-        return {name: name for name in names}
-    parts = {name: re.findall(r"[^\W_]+|[\W_]", name) for name in names}
-    least = min(map(len, parts.values()))
-    front = next((i for i in range(least) if len({p[i] for p in parts.values()}) > 1), least)
-    room = least - front
-    back = next((i for i in range(room) if len({p[-1 - i] for p in parts.values()}) > 1), room)
-    found = {n: "".join(p[front : len(p) - back]).strip("_-./ ") for n, p in parts.items()}
-    # What is left must still say which is which.
-    return (
-        found
-        if all(found.values()) and len(set(found.values())) == len(names)
-        else {name: name for name in names}
-    )
-
-
 def two_digits(number: float) -> str:
     """Write a number to two digits.
 
@@ -112,55 +82,3 @@ def kind(estimate: Estimate) -> str:
     if estimate.exact:
         return "exact"
     return "estimated" if estimate.stderr > 0 else "computed"
-
-
-def align_columns(cells: Sequence[tuple[str, ...]]) -> list[str]:
-    """Rows as lines in which the columns of a table stand under each other."""
-    widths = [max(len(row[i]) for row in cells) for i in range(len(cells[0]))]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in cells
-    ]
-
-
-@dataclass(frozen=True)
-class Number:
-    """A number as a page shows it.
-
-    Attributes:
-        shown: The text, rounded.
-        full: The number as JSON has it, to the last digit.
-        words: What is odd about it ("negative", "infinite", "not a number").
-    """
-
-    shown: str
-    full: str
-    words: tuple[str, ...] = ()
-
-
-def number(value: float, shown: str | None = None) -> Number:
-    """Prepare a number, written as `shown` or else with six digits.
-
-    Returns:
-        The number with its words.
-
-    Example:
-        >>> number(-0.25).words, number(float("inf")).words, number(2.0).full
-        (('negative',), ('infinite',), '2.0')
-    """
-    text = f"{value:.6g}" if shown is None else shown
-    if math.isnan(value):
-        return Number(text, str(value), ("not a number",))
-    words = (["negative"] if value < 0 else []) + (["infinite"] if math.isinf(value) else [])
-    return Number(text, repr(value), tuple(words))
-
-
-def value_of(estimate: Estimate) -> Number:
-    """The value of an estimate, written as in all tables."""
-    return number(estimate.value, str(estimate))
-
-
-def data_error_of(estimate: Estimate) -> Number | None:
-    """The error from the choice of samples, where it is known."""
-    error = estimate.data_stderr
-    return None if error is None else number(error, f"± {two_digits(error)}")

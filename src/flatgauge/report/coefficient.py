@@ -6,13 +6,43 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from flatgauge.analysis.formatting import Number, number
-
 if TYPE_CHECKING:
     import pandas as pd
 
 #: How the columns of an interval end.
 ENDS = ("_low", "_high")
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number as a page shows it.
+
+    Attributes:
+        shown: The text, rounded.
+        full: The number as JSON has it, to the last digit.
+        words: What is odd about it ("negative", "infinite", "not a number").
+    """
+
+    shown: str
+    full: str
+    words: tuple[str, ...] = ()
+
+
+def number(value: float, shown: str | None = None) -> Number:
+    """Prepare a number, written as `shown` or else with six digits.
+
+    Returns:
+        The number with its words.
+
+    Example:
+        >>> number(-0.25).words, number(float("inf")).words, number(2.0).full
+        (('negative',), ('infinite',), '2.0')
+    """
+    text = f"{value:.6g}" if shown is None else shown
+    if math.isnan(value):
+        return Number(text, str(value), ("not a number",))
+    words = (["negative"] if value < 0 else []) + (["infinite"] if math.isinf(value) else [])
+    return Number(text, repr(value), tuple(words))
 
 
 @dataclass(frozen=True)

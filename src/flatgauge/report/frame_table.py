@@ -8,7 +8,7 @@ from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any
 
 from flatgauge.analysis.files import to_plain
-from flatgauge.analysis.formatting import Number, number
+from flatgauge.report.coefficient import Number, number
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,8 +12,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from flatgauge.analysis.formatting import Number, number
-from flatgauge.report.coefficient import ENDS, Coefficient, coefficient, folded, number_at
+from flatgauge.report.coefficient import (
+    ENDS,
+    Coefficient,
+    Number,
+    coefficient,
+    folded,
+    number,
+    number_at,
+)
 from flatgauge.report.frame_table import cell
 from flatgauge.report.sections import shortened
 
