@@ -131,7 +131,7 @@ def test_noise_from_the_global_state_is_the_same_for_every_copy():
     )  # a summand does not
 
 
-def test_a_torch_that_cannot_export_whole_operations_is_told(monkeypatch):
+def test_a_torch_that_cannot_export_whole_operations_is_refused(monkeypatch):
     monkeypatch.delattr(torch.export.Dim, "AUTO")
     model = nn.Sequential(nn.Linear(4, 7), nn.ReLU(), nn.Linear(7, 2))  # No graph of it is kept.
     with pytest.raises(UnsupportedGraphError, match=r"cannot export .* need torch 2.6 or later"):

@@ -245,7 +245,7 @@ def test_choice_does_not_depend_on_how_the_network_is_written(drawn, exact):
         assert (after.inward.exponents == before.inward.exponents + shifts).all()
 
 
-def test_ties_are_told():
+def test_ties_are_named():
     model = nn.Sequential(nn.Linear(2, 3), nn.ReLU(), nn.Linear(3, 2)).double()
     with torch.no_grad():
         model[0].weight.copy_(torch.tensor([[1.0, -1.0], [1.0, 0.5], [0.25, 0.5]]))
