@@ -77,23 +77,14 @@ class Workload:
 
 
 def load(name: str, *, scale: float = 1.0, folder: str | None = None) -> Workload:
-    """Build a workload: the same at every call.
-
-    Args:
-        name: Its key in `KINDS`.
-        scale: What share of the samples to take.
-        folder: The folder with MNIST and CIFAR-10; without one the images are synthetic.
-
-    Returns:
-        The workload.
-    """
+    """The workload of this name in `KINDS`, the same at every call; see `build_workload`."""
     return build_workload(KINDS[name], name, scale=scale, folder=folder)
 
 
 def build_workload(
     kind: Kind, name: str, *, scale: float = 1.0, folder: str | None = None
 ) -> Workload:
-    """Build a workload of any kind, with a share of its samples."""
+    """Build a workload with a share of its samples; without a folder its images are synthetic."""
     # A multiple of 20: every batch size has a divisor near it.
     samples = max(round(kind.samples * scale / 20), 1) * 20
     if folder is None or kind.data is None:

@@ -202,7 +202,7 @@ class Spectrum(DrawnSpectra):
         return share_between(self.density, low, high)
 
     @cached_property
-    def axis(self) -> SymlogAxis:  # type: ignore[override]
+    def axis(self) -> SymlogAxis:
         """The axis to draw it on: logarithmic for both signs, linear about zero."""
         return symlog_axis(self.density)
 

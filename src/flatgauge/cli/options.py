@@ -79,7 +79,7 @@ _MEASURE = (
 def measures_option(default: str) -> Any:
     """The option for measures, of which these are measured without it."""
     names = ("--measure", "-m")
-    complete = {"metavar": "NAME", "autocompletion": complete_measure}
+    complete: dict[str, Any] = {"metavar": "NAME", "autocompletion": complete_measure}
     return option(f"{_MEASURE}{default}.", WHAT, *names, **complete)
 
 

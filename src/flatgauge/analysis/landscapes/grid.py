@@ -46,7 +46,7 @@ def landscape(surface: LossSurface, **settings: Any) -> Landscape: ...
 def landscape(surface: Mapping[str, LossSurface], **settings: Any) -> Landscapes: ...
 
 
-def landscape(
+def landscape(  # type: ignore[misc]  # The overloads leave the settings to this one.
     surface: LossSurface | Mapping[str, LossSurface],
     *,
     space: str | None = None,

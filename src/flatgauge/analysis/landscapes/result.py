@@ -211,7 +211,8 @@ class Landscape(DrawnLandscapes):
         """The first sentence of the caption."""
         size = " × ".join([str(len(self.ticks))] * self.dims)
         first, last = self.ticks[0], self.ticks[-1]
-        shown = {k: self.options[k] for k in ("sigma", "skeleton", "seed") if k in self.options}
+        keys: tuple[str, ...] = ("sigma", "skeleton", "seed")
+        shown = {key: self.options[key] for key in keys if key in self.options}
         shown |= {name: f"{value:.4g}" for name, value in self.details.items()}
         settings = ", ".join(f"{name} = {value}" for name, value in shown.items())
         return (
