@@ -519,9 +519,9 @@ class DataSource:
                 raw = next(iterator, end)
             if raw is end:
                 return
-            known = isinstance(raw, Batch)
-            batch = raw if known else as_batch(raw, where=where)
-            yield batch if known or not check else check_numbers(batch, where)
+            batch = raw if isinstance(raw, Batch) else as_batch(raw, where=where)
+            where = "`data`" if raw is batch else where
+            yield check_numbers(batch, where) if check else batch
 
 
 def _length(source: Any) -> int | None:

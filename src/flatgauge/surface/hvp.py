@@ -264,7 +264,7 @@ class HessianProducts:
         return first + second
 
     def release(self) -> None:
-        """Let go of all graphs."""
+        """Free all graphs."""
         self._graphs.clear()
         self.kept = 0.0
 
@@ -369,11 +369,9 @@ def gradient_at(
     leaves: Sequence[Tensor], risk: EmpiricalRisk, model: FunctionalModel, batch: Batch
 ) -> Pieces:
     """The gradient of the loss summed over a batch."""
-
-    def gradient() -> Pieces:
-        return differentiate(risk.total(leaves, batch, model), leaves)
-
-    return model.with_parameters(leaves, gradient)
+    return model.with_parameters(
+        leaves, lambda: differentiate(risk.total(leaves, batch, model), leaves)
+    )
 
 
 def _has_gradient(risk: EmpiricalRisk, model: FunctionalModel) -> bool:
@@ -395,11 +393,8 @@ def _slope_agrees(risk: EmpiricalRisk, double: FunctionalModel) -> bool:
     if point is None:
         return True  # Said when it is measured.
     vector = _keep_reached(_direction(double.leaves), pieces)
-    parts = [
-        float((piece * part).sum())
-        for piece, part in zip(pieces, vector, strict=True)
-        if piece is not None
-    ]
+    pairs = zip(pieces, vector, strict=True)
+    parts = [float((piece * part).sum()) for piece, part in pairs if piece is not None]
     claimed, size = sum(parts), sum(map(abs, parts))
 
     def value(step: float) -> float:
@@ -427,9 +422,7 @@ def _run_once(
     few, leaves = risk.few(), model.leaves
     vector = [torch.ones_like(leaf) for leaf in leaves]
     ramp = [torch.linspace(-1, 1, x.numel()).to(x).reshape(x.shape) for x in leaves]
-
-    def function(values: Sequence[Tensor]) -> Tensor:
-        return risk.total(values, few)
+    function = partial(risk.total, chunk=few)
 
     def attempt() -> str | None:
         if method == "forward":
@@ -453,9 +446,7 @@ def _is_derivative(
     """Whether a product is the derivative of the gradient, as far as differences show."""
     few = double.place(risk.few())
     vector = _keep_reached(_direction(double.leaves), gradient_at(double.leaves, risk, double, few))
-
-    def function(values: Sequence[Tensor]) -> Tensor:
-        return risk.total(values, few, double)
+    function = partial(risk.total, chunk=few, model=double)
 
     def product(leaves: Sequence[Tensor]) -> Pieces:
         def compute() -> Pieces:

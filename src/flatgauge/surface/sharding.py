@@ -32,7 +32,6 @@ from flatgauge.surface.data import (
     Batch,
     DataSource,
     as_batch,
-    check_numbers,
     in_order,
     rebuild,
 )
@@ -219,7 +218,7 @@ class ShardedModel(FunctionalModel):
             _local(target).copy_(part.to_local())
 
     def _reshard(self) -> None:
-        """Let go of gathered parameters: the model's tables hold shards again."""
+        """Free gathered parameters: the model's tables hold shards again."""
         for module in self.model.modules():
             reshard: Any = getattr(module, "reshard", None)
             if reshard is not None:
@@ -360,7 +359,7 @@ def open_data(data: Any, *, room: int, check: bool, may_be_empty: bool = False) 
     notes = list(getattr(data, "notes", ())) if isinstance(data, tuple) else []
     text = _describe(data)
     if is_one_batch(data):
-        data = [check_numbers(as_batch(data, where="`data`"), "`data`")]
+        data = [as_batch(data, where="`data`")]
     elif not isinstance(data, (list, tuple)):
         data = _as_iterable(data, notes)
     return DataSource(
