@@ -38,8 +38,8 @@ from flatgauge.analysis.request import (
 )
 from flatgauge.analysis.result import UNFINISHED, Result
 from flatgauge.measures.registry import GROUPS
+from flatgauge.surface.arguments import shared_processes
 from flatgauge.surface.data import tensors
-from flatgauge.surface.sharding import shared_processes
 from flatgauge.surface.surface import LossSurface
 
 if TYPE_CHECKING:

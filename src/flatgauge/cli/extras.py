@@ -14,7 +14,7 @@ from flatgauge.analysis.spectra import spectrum
 from flatgauge.cli.options import PagePart
 from flatgauge.report.rendering import Drawable
 from flatgauge.runtime.distributed import GroupError
-from flatgauge.surface.sharding import shared_processes
+from flatgauge.surface.arguments import shared_processes
 from flatgauge.surface.surface import LossSurface
 from flatgauge.symmetry.find import surface_gauge
 from flatgauge.symmetry.gauge import GaugeGroup

@@ -28,12 +28,12 @@ from flatgauge.runtime.isolation import (
     isolate,
 )
 from flatgauge.runtime.resources import MemoryBudget, available_bytes, parse_bytes, resident_bytes
+from flatgauge.surface.arguments import check_options, check_order, make_functional, shard
 from flatgauge.surface.derivatives import DESCRIPTIONS, Method
 from flatgauge.surface.hvp import GraphOwner, HessianProducts, differences_of_gradient
 from flatgauge.surface.losses import Loss
 from flatgauge.surface.model import FlatLayout, FunctionalModel
 from flatgauge.surface.risk import EmpiricalRisk, check_finite, finite_loss
-from flatgauge.surface.sharding import check_options, check_order, make_functional, shard
 from flatgauge.surface.user_loss import resolve_loss
 
 T = TypeVar("T")

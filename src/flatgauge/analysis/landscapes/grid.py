@@ -29,8 +29,8 @@ from flatgauge.analysis.request import Progress, show_progress
 from flatgauge.estimators.linalg import check_seed
 from flatgauge.runtime.distributed import ProcessGroup
 from flatgauge.runtime.resources import format_bytes
+from flatgauge.surface.arguments import shared_processes
 from flatgauge.surface.model import digest
-from flatgauge.surface.sharding import shared_processes
 from flatgauge.surface.surface import LossSurface
 
 #: Bytes that every point of a grid takes while it is filled, and those of its results for every

@@ -26,8 +26,8 @@ from flatgauge.curvature.sweep.backprop import sweep_of
 from flatgauge.estimators.linalg import check_seed, child_generator, to_float64
 from flatgauge.runtime.isolation import preserve_rng
 from flatgauge.runtime.resources import duration
+from flatgauge.surface.arguments import is_one_batch
 from flatgauge.surface.data import Batch, as_batch, as_tensors, map_tensors
-from flatgauge.surface.sharding import is_one_batch
 from flatgauge.surface.surface import LossSurface
 
 #: What is measured unless something else is asked for: one sweep has all of it.
