@@ -293,7 +293,6 @@ def test_the_picture_shows_ratios_and_names_what_has_none(compared):
         compared["flat"], a={"psi_trace": Estimate(-1.0)}, b={"psi_trace": Estimate(1.0)}
     )
     assert "no ratio: psi_trace" in missing.plot(ax=mpl.figure.Figure().subplots()).get_xlabel()
-    mpl.pyplot.close("all")
 
 
 def test_progress_counts_over_all_models():
