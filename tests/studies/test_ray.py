@@ -256,7 +256,6 @@ def test_ray_is_an_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--engine", "dask"], "`--engine dask` is unknown; use local or ray."),
         (["--address", "auto"], "`--address` is for Ray; add `--engine ray`, or leave it out."),
         (["--task-cpus", "2"], "`--task-cpus` is for Ray; add `--engine ray`, or leave it out."),
         (["--engine", "ray", "--workers", "2"], "`--workers 2` are processes of this machine;"),

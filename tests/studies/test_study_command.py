@@ -36,7 +36,6 @@ def test_without_a_name_it_lists_what_there_is(tmp_path: Path) -> None:
     ("words", "told"),
     [
         (["batchsize"], "did you mean `batch-size`"),
-        (["rescaling", "--preset", "huge"], "use one of quick, medium, paper"),
         (["rescaling", "--only", "f2"], "it has f1, c1"),
         (["mnist-layers", "--preset", "medium"], "name the folder that holds them: `--data DIR`"),
         (["mnist-layers", "--preset", "medium", "--data", "none"], "none"),
@@ -48,6 +47,12 @@ def test_bad_words_are_told_in_a_line(words: list[str], told: str, tmp_path: Pat
     assert last.startswith("error: ")
     assert told in last
     assert "Traceback" not in found.stderr
+
+
+def test_choices_are_refused(tmp_path: Path) -> None:
+    for option in ("--preset", "--engine"):
+        found = run("rescaling", option, "huge", folder=tmp_path, code=2)
+        assert "'huge' is not one of" in found.stderr
 
 
 @pytest.mark.slow
