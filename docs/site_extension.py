@@ -12,12 +12,12 @@ import inspect
 import posixpath
 import re
 import shutil
+import tomllib
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import tomllib
 from docutils import nodes
 
 import flatgauge as fg

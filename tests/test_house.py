@@ -12,19 +12,21 @@ sys.path.append(str(ROOT / "tools"))
 
 from count import Tree  # noqa: E402
 
-#: Packages whose names follow the rules; the rest of `PACKAGES` in test_layering follows.
+#: Packages below the analysis, and all.
 LOWER = ("runtime", "estimators", "graph", "loading", "surface", "curvature", "symmetry")
-LOWER += ("geometry", "measures", "analysis")
+LOWER += ("geometry", "measures")
+PACKAGES = (*LOWER, "analysis", "studies", "report", "cli")
 
 #: Public names of before the rule: `Certificate.passed`, `Monitor.spent`, and the callback that
 #: each training library finds under the same name.
 PUBLIC = {"passed", "spent", "MonitorCallback"}
 
-#: Files that a call may cross, families of measures aside (a new one costs no file more): what it
-#: takes now. The aims are 25 and 45.
+#: Files that a call may cross, families of measures aside (a new one costs no file more).
 CROSSED = {"measure": 25, "certify": 40}
-#: Modules that `measures/rho.py` may reach (the aim is 45), and lines below the analysis (23,500).
-REACHED, LINES = 35, 27_800
+#: Modules that `measures/rho.py` may reach.
+REACHED = 30
+#: Lines below the analysis and of all packages (the aims are 23,500 and 40,000), and files.
+LINES_BELOW, LINES, FILES = 26_000, 48_500, 190
 #: Files that may be longer than 600 lines, for now.
 LONG = {"analysis.measurement"}
 
@@ -51,18 +53,20 @@ def test_chains_of_imports_are_short(tree):
     assert len(chain) <= 15, " > ".join(chain)
 
 
-def test_what_lies_below_the_analysis_stays_small(tree):
-    assert sum(module.lines for module in tree.files(LOWER[:-1])) <= LINES
+def test_the_source_stays_small(tree):
+    assert sum(module.lines for module in tree.files(LOWER)) <= LINES_BELOW
+    assert sum(module.lines for module in tree.files()) <= LINES
+    assert len(tree.files()) <= FILES
 
 
 def test_no_function_is_named_by_a_past_participle_alone(tree):
-    assert not [item for item in tree.participles(LOWER) if item[0] not in PUBLIC]
+    assert not [item for item in tree.participles(PACKAGES) if item[0] not in PUBLIC]
 
 
 def test_no_class_name_stands_for_two_classes(tree):
-    assert not tree.repeated_classes(LOWER).keys() - PUBLIC
+    assert not tree.repeated_classes(PACKAGES).keys() - PUBLIC
 
 
 def test_files_hold_one_topic(tree):
-    large = {name for name, lines in tree.odd_sizes(LOWER) if lines > 600}
+    large = {name for name, lines in tree.odd_sizes(PACKAGES) if lines > 600}
     assert not large - LONG

@@ -202,5 +202,5 @@ def test_files(tmp_path, lines):
 def test_heights_know_nothing_of_networks():
     one = Heights("a", np.arange(3.0), np.array([1.0, 10.0, 100.0]), np.zeros(3, bool), {})
     scale = scale_of([one], "loss", log=True)
-    assert one.shown(scale).tolist() == [0.0, 1.0, 2.0]
+    assert one.heights_on(scale).tolist() == [0.0, 1.0, 2.0]
     assert scale.axis_label == "log₁₀ loss"

@@ -11,7 +11,7 @@ import pytest
 from pages import EVIL, Page, pictures
 from study_data import INVARIANT, LAYERS, MEASURES, published, study_frame, whole_study
 
-from flatgauge.report.coefficient import Coefficient, Number, coefficient, folded
+from flatgauge.report.coefficient import Coefficient, Number, coefficient, fold_intervals
 from flatgauge.report.frame_table import NamedTable, cell, frame_contents, frame_table
 from flatgauge.report.pool_page import PoolPage, write_page
 from flatgauge.report.pool_pictures import MOST_PANELS, Points, layer_grids, measure_choices
@@ -188,7 +188,7 @@ def test_intervals_are_folded_into_their_numbers():
     assert first.cells["partial[norm]"] == Coefficient(0.3, -0.1, 0.6)
     assert first.cells["information"] == Number("0.12", "0.12")
     assert first.cells["partial[rate]"] is None
-    assert "pearson_low" not in folded(frame)
+    assert "pearson_low" not in fold_intervals(frame)
 
 
 def test_every_note_is_told_once_and_referred_to(full):

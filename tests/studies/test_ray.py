@@ -81,7 +81,7 @@ def cluster() -> Iterator[SimpleNamespace]:
         doomed = nodes.add_node(num_cpus=1, object_store_memory=STORE, env_vars=stalls)
         own = folder / "own"
         write_own(own)
-        with RayEngine(address=nodes.address, wait=30).connected(code=own):
+        with RayEngine(address=nodes.address, wait=30).connect(code=own):
             yield SimpleNamespace(nodes=nodes, doomed=doomed, folder=folder, own=own)
     finally:
         nodes.shutdown()
@@ -281,7 +281,7 @@ def test_nobody_answers_at_an_address() -> None:
         address = f"127.0.0.1:{server.getsockname()[1]}"
     engine = RayEngine(address=address, wait=0.3)
     with pytest.raises(ConnectionError, match=f"no Ray cluster answers at `{address}` within 0.3"):
-        engine.connected().__enter__()
+        engine.connect().__enter__()
 
 
 def test_the_folder_of_a_users_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,7 +129,7 @@ class TestPoolResult:
         assert table.loc["hessian_trace", "largest_change"] > 10
 
     def test_correlations_are_those_of_the_statistics(self, found: PoolResult) -> None:
-        frame = found.counted
+        frame = found.included_frame
         wanted = frame["hessian_trace"].corr(frame["loss_gap"])
         assert found.correlations.loc["hessian_trace", "pearson"] == pytest.approx(wanted)
         column = found.layer_frame().query("layer == 'fc1.weight' and measure == 'kappa_trace_sum'")

@@ -233,7 +233,7 @@ def test_what_diverged_is_kept_marked_and_not_counted(tmp_path: Path) -> None:
     study = tiny_study(factors={"rate": [0.05, 1e30]}, seeds=2)
     found = study.run(tmp_path)
     assert list(found.to_frame()["state"]) == ["reached", "reached", "diverged", "diverged"]
-    assert list(found.counted["rate"]) == [0.05, 0.05]
+    assert list(found.included_frame["rate"]) == [0.05, 0.05]
     assert "2 diverged: neither measured nor counted." in repr(found)
     assert "The other 2 of 4 count." in repr(found)
 
@@ -245,7 +245,7 @@ def test_what_did_not_reach_its_goal_is_measured_and_not_counted(tmp_path: Path)
     frame = found.to_frame()
     assert list(frame["state"]) == ["not reached", "not reached", "reached", "reached"]
     assert frame["expected_sharpness"].notna().all()
-    assert len(found.counted) == 2
+    assert len(found.included_frame) == 2
     assert "2 did not reach a training loss of at most 1.5 within 25 epochs" in repr(found)
 
 

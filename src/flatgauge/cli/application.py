@@ -31,7 +31,7 @@ class Commands(TyperGroup):
         except Stopped:
             raise
         except typer.BadParameter as error:
-            error.message += _given(error.param)
+            error.message += _given_word(error.param)
             raise
         except KeyboardInterrupt:
             log("interrupted")
@@ -179,7 +179,7 @@ def _location(error: BaseException) -> str:
     return f" ({place})" if place else ""
 
 
-def _given(param: Any) -> str:
+def _given_word(param: Any) -> str:
     """The word that an option was given, for the end of a message."""
     given = itertools.takewhile(lambda word: word != "--", sys.argv[1:])  # No options after it.
     words = [part for word in given for part in word.split("=", 1)]

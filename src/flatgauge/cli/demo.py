@@ -149,7 +149,7 @@ def _summary(
     symbols = {item.name: item.symbol for item in registry}
     before, after = reports[CHOSEN], reports[DISGUISED]
 
-    def ordered(measure: str) -> str:
+    def order_text(measure: str) -> str:
         order = sorted(RECIPES, key=lambda name: reports[name][measure].value)
         return " < ".join(f"{name} {reports[name][measure]}" for name in order)
 
@@ -158,8 +158,8 @@ def _summary(
     held = sum(row.verdict == "holds" for row in claims)
     return [
         f"Test accuracy: {', '.join(f'{name} {share:.1%}' for name, share in accuracies.items())}.",
-        f"Flattest first by {symbols[OURS]} ({OURS}): {ordered(OURS)}.",
-        f"By {symbols[CLASSICAL]} ({CLASSICAL}): {ordered(CLASSICAL)}. "
+        f"Flattest first by {symbols[OURS]} ({OURS}): {order_text(OURS)}.",
+        f"By {symbols[CLASSICAL]} ({CLASSICAL}): {order_text(CLASSICAL)}. "
         f"With {CHOSEN} rescaled (largest change of any output: {change:g}) it is "
         f"{after[CLASSICAL].value:,.0f}, "
         f"{after[CLASSICAL].value / before[CLASSICAL].value:,.0f} times as much.",

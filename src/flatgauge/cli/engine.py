@@ -94,7 +94,7 @@ def read_engine(ctx: typer.Context) -> RayEngine | None:
     Raises:
         ValueError: If options do not go together.
     """
-    name, words = ctx.params["engine"], _given(ctx.params)
+    name, words = ctx.params["engine"], _given_options(ctx.params)
     if name != "ray":
         if words:
             word = next(iter(words)).replace("_", "-")
@@ -110,6 +110,6 @@ def read_engine(ctx: typer.Context) -> RayEngine | None:
     return RayEngine(**{_OPTIONS[word]: value for word, value in words.items()})
 
 
-def _given(params: dict[str, Any]) -> dict[str, Any]:
+def _given_options(params: dict[str, Any]) -> dict[str, Any]:
     """Those options for Ray that were given."""
     return {word: params[word] for word in _OPTIONS if params[word] is not None}

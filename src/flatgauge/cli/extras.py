@@ -110,7 +110,7 @@ def _pieces(
     drawn: Any = few if several else next(iter(few.values()))
     pieces: list[tuple[str, Callable[[], None]]] = []
 
-    def certified(name: str, surface: LossSurface) -> None:
+    def add_certificate(name: str, surface: LossSurface) -> None:
         found.gauges[name] = surface_gauge(surface)
         found.certificates[name] = certify(
             surface.subset(CERTIFIED), trials=1 if several else 3, seed=seed
@@ -127,7 +127,7 @@ def _pieces(
 
     if PagePart.CERTIFICATE in wanted:
         for name, surface in surfaces.items():
-            pieces.append((f"certificate of {name}", partial(certified, name, surface)))
+            pieces.append((f"certificate of {name}", partial(add_certificate, name, surface)))
     if PagePart.SPECTRUM in wanted:
         for geometry in ("weights", "per weight"):
             pieces.append((f"spectrum ({geometry})", partial(spread, geometry)))

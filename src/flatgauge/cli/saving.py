@@ -182,7 +182,7 @@ class ResultWriter:
             compute_extras(surfaces, parts=parts, seed=seed, progress=progress, found=found)
 
     @property
-    def finished(self) -> int:
+    def finished_count(self) -> int:
         """How many measures are in the result."""
         from flatgauge.analysis.comparison import Comparison
 
@@ -261,4 +261,4 @@ def _rescue(writer: ResultWriter, why: str, *, json: bool) -> None:
         print_result(writer.result, json, writer.notes)
     of = f" of {writer.total}" if writer.total else ""
     where = f"in {' and '.join(files)}" if files else "printed above; --save FILE keeps them"
-    log(f"{why}: {writer.finished}{of} measures are finished, {where}")
+    log(f"{why}: {writer.finished_count}{of} measures are finished, {where}")

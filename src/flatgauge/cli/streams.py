@@ -57,17 +57,17 @@ class Stream:
 
     def write(self, text: str) -> int:
         """Write as the stream does."""
-        with self._explained():
+        with self._explain_errors():
             self._stream.write(text)
         return len(text)
 
     def flush(self) -> None:
         """Write as the stream does."""
-        with self._explained():
+        with self._explain_errors():
             self._stream.flush()
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _explain_errors(self) -> Iterator[None]:
         """A reader that has ended (`| head`) is no error; a full disk is one, that is explained."""
         try:
             yield

@@ -115,11 +115,11 @@ def study(
         return
     from flatgauge.studies.published import published_study
 
-    parts = _chosen(published_study(name, preset), only or [])
+    parts = _select(published_study(name, preset), only or [])
     place = out or Path(f"study-{name}-{preset}")
     ray = read_engine(ctx)
     found = {}
-    with nullcontext() if ray is None else ray.connected():
+    with nullcontext() if ray is None else ray.connect():
         for part, pool in parts.items():
             found[part] = run_pool(part, pool, place / part, data, resume, workers, ray)
             told = report_pool(found[part], _command(name, preset, part, pool))
@@ -201,7 +201,7 @@ def _list() -> None:
             show(f"    --preset {preset:<7} {'; '.join(pools)}")
 
 
-def _chosen(parts: dict[str, Study], only: list[str]) -> dict[str, Study]:
+def _select(parts: dict[str, Study], only: list[str]) -> dict[str, Study]:
     """The pools asked for."""
     unknown = [name for name in only if name not in parts]
     if unknown:
@@ -213,7 +213,7 @@ def _chosen(parts: dict[str, Study], only: list[str]) -> dict[str, Study]:
 
 def report_pool(result: PoolResult, command: str) -> str:
     """Write the page, and say where it is; a pool without one does not keep others from theirs."""
-    if result.counted.empty:
+    if result.included_frame.empty:
         return f"no report, as no network counts; see {result.write_results()}"
     return f"report: {result.write(command=command).resolve()}"
 

@@ -103,14 +103,14 @@ def rich_explain(name: str) -> None:
     console.print(Text(item.name, style="bold"))
     for word, fact in _facts(item):
         console.print(Text.assemble((f"{word}  ", "dim"), fact))
-    for line in ["", *reflowed(_text(item).split("\n"))]:
+    for line in ["", *reflow(_text(item).split("\n"))]:
         # The heads of sections stand at the margin and end in a colon.
         head = line.endswith(":") and not line.startswith(" ")
         indent = len(line) - len(line.lstrip())
         console.print(Padding(Text(line.strip(), style="bold" if head else ""), (0, 0, 0, indent)))
 
 
-def reflowed(lines: list[str]) -> list[str]:
+def reflow(lines: list[str]) -> list[str]:
     """Join the lines of every paragraph, so that they can be broken to another width.
 
     Args:
@@ -121,7 +121,7 @@ def reflowed(lines: list[str]) -> list[str]:
 
     Example:
         >>> first = "values: One entry of a list whose text goes on in another line, and is long"
-        >>> reflowed([first, "    enough to be broken.", "other: Short."])[1:]
+        >>> reflow([first, "    enough to be broken.", "other: Short."])[1:]
         ['other: Short.']
     """
     found: list[str] = []

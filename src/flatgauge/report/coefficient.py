@@ -62,19 +62,19 @@ class Coefficient:
     @property
     def number(self) -> Number:
         """The coefficient itself, to two digits after the point."""
-        return number(self.value, signed(self.value))
+        return number(self.value, with_sign(self.value))
 
     @property
     def interval(self) -> str:
         """The interval, empty where there is none."""
         if self.low is None or self.high is None:
             return ""
-        return f"[{signed(self.low)}, {signed(self.high)}]"
+        return f"[{with_sign(self.low)}, {with_sign(self.high)}]"
 
     @property
     def text(self) -> str:
         """The coefficient with its interval."""
-        return f"{signed(self.value)} {self.interval}".strip()
+        return f"{with_sign(self.value)} {self.interval}".strip()
 
     @property
     def places(self) -> tuple[float, float, float]:
@@ -88,17 +88,17 @@ class Coefficient:
         return low, middle, high
 
     @property
-    def known(self) -> bool:
+    def is_known(self) -> bool:
         """Whether there is a number."""
         return not math.isnan(self.value)
 
     @property
     def follows(self) -> bool | None:
         """Whether the interval lies above zero; None where nothing can be said."""
-        return None if self.low is None or not self.known else self.low > 0
+        return None if self.low is None or not self.is_known else self.low > 0
 
 
-def signed(value: float) -> str:
+def with_sign(value: float) -> str:
     """A coefficient as text, with a real minus sign.
 
     Args:
@@ -108,7 +108,7 @@ def signed(value: float) -> str:
         The text.
 
     Example:
-        >>> signed(0.913), signed(-0.2), signed(-0.001), signed(float("nan"))
+        >>> with_sign(0.913), with_sign(-0.2), with_sign(-0.001), with_sign(float("nan"))
         ('0.91', '−0.20', '0.00', 'none')
     """
     if math.isnan(value):
@@ -154,7 +154,7 @@ def number_at(frame: pd.DataFrame, row: Any, column: str) -> float:
     return math.nan if found is None else float(found)
 
 
-def folded(frame: pd.DataFrame) -> list[str]:
+def fold_intervals(frame: pd.DataFrame) -> list[str]:
     """The columns of a frame, without those that are the ends of another's interval.
 
     Args:

@@ -20,7 +20,7 @@ from flatgauge.report.rendering import (
     check_drawable,
     choice_contents,
     drawn_contents,
-    rendered,
+    render_page,
 )
 from flatgauge.report.sections import (
     caveats_of,
@@ -140,7 +140,7 @@ def write_page(
         "marks": MARKS,
     }
     drawn = any(page[key] for key in ("layers", "units", "spectra", "landscapes"))
-    return atomic_write(path, rendered("page.html", page, contents, drawn=drawn))
+    return atomic_write(path, render_page("page.html", page, contents, drawn=drawn))
 
 
 def _certificate_section(

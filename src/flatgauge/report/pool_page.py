@@ -45,7 +45,7 @@ from flatgauge.report.rendering import (
     check_drawable,
     choice_contents,
     drawn_contents,
-    rendered,
+    render_page,
 )
 from flatgauge.report.sections import Caveat, Caveats, glossary_links, glossary_of, provenance_table
 from flatgauge.report.tables import Cell
@@ -157,7 +157,7 @@ def write_page(path: str | Path, page: PoolPage) -> Path:
         "scatter": [choice_contents(item) for item in scatter],
         "pairs": [choice_contents(item) for item in pairs],
         "grids": [choice_contents(item) for item in grids],
-        "tables": [_named(item) for item in page.tables],
+        "tables": [_to_frame_table(item) for item in page.tables],
         "pictures": [drawn_contents(item) for item in page.pictures],
         "runs": _runs(points, page.measures, page.factors),
         "constant": _constant(page.frame, [page.target, *page.measures]),
@@ -191,7 +191,7 @@ def write_page(path: str | Path, page: PoolPage) -> Path:
         "tables": {item.title: frame_contents(item.frame) for item in page.tables},
         "pictures": [item.to_dict() for item in page.pictures],
     }
-    return atomic_write(path, rendered("study.html", context, contents, drawn=True))
+    return atomic_write(path, render_page("study.html", context, contents, drawn=True))
 
 
 def _check(page: PoolPage) -> None:
@@ -228,9 +228,9 @@ def _caveats(
 ) -> Caveats:
     """What a reader must know: runs left out, few networks, and notes on single measures."""
     known = []
-    counted = int(points.counted.sum())
+    counted = int(points.in_statistics.sum())
     if "state" in points.frame.columns:
-        states = points.frame["state"][~points.counted].value_counts()
+        states = points.frame["state"][~points.in_statistics].value_counts()
         if len(states):
             parts = ", ".join(f"{count} {state}" for state, count in states.items())
             total = len(points.frame)
@@ -251,7 +251,7 @@ def _caveats(
     )
 
 
-def _named(item: NamedTable) -> FrameTable:
+def _to_frame_table(item: NamedTable) -> FrameTable:
     return frame_table(item.frame, key=item.title, title=item.title, caption=item.caption)
 
 
@@ -319,7 +319,7 @@ def page_of(result: PoolResult, command: str | None = None) -> PoolPage:
 
 def _landscapes(result: PoolResult) -> Sequence[Landscapes]:
     """One network of every level of the first factor, in all spaces asked for."""
-    study, counted = result.pool, result.counted
+    study, counted = result.pool, result.included_frame
     if not study.landscapes or not study.factor_names or counted.empty:
         return []
     factor = study.factor_names[0]
@@ -354,7 +354,7 @@ def _tables(result: PoolResult) -> list[NamedTable]:
                 published.set_index("what"),
             )
         )
-    if not result.counted.empty and result.pool.factor_names:
+    if not result.included_frame.empty and result.pool.factor_names:
         found.append(
             NamedTable(
                 "Networks of one kind",
@@ -400,7 +400,7 @@ def _facts(result: PoolResult) -> dict[str, str]:
     fixed = {
         name: value
         for name, value in study.recipe.to_dict().items()
-        if name not in study.varied and name != "seed" and value is not None
+        if name not in study.varying_fields and name != "seed" and value is not None
     }
     return {
         "recipe": ", ".join(f"{name} {value}" for name, value in fixed.items()),

@@ -58,7 +58,7 @@ class Points:
     colour: str | None
 
     @property
-    def counted(self) -> Any:
+    def in_statistics(self) -> Any:
         """Which networks enter statistics."""
         if "state" not in self.frame.columns:
             return np.ones(len(self.frame), dtype=bool)
@@ -73,7 +73,7 @@ class Points:
             label,
             self.target,
             tuple(str(run) for run in self.frame.index),
-            self.counted,
+            self.in_statistics,
             title,
             groups,
             self.colour or "",

@@ -17,12 +17,12 @@ from flatgauge.report.coefficient import (
     Coefficient,
     Number,
     coefficient,
-    folded,
+    fold_intervals,
     number,
     number_at,
 )
 from flatgauge.report.frame_table import cell
-from flatgauge.report.sections import shortened
+from flatgauge.report.sections import shorten
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -86,7 +86,7 @@ def other_rows(correlations: pd.DataFrame) -> list[MeasureRow]:
     """What else is known: within cells, information, with confounders held still."""
     known = {*COEFFICIENTS, "count", "notes"}
     known |= {name + end for name in COEFFICIENTS for end in ENDS}
-    shown = [name for name in folded(correlations) if name not in known]
+    shown = [name for name in fold_intervals(correlations) if name not in known]
     if not shown:
         return []
     return [_row(correlations, measure, shown, ()) for measure in correlations.index]
@@ -152,7 +152,9 @@ class ChangeRow:
 
 def change_rows(before_after: pd.DataFrame, notes: Sequence[str] = ()) -> list[ChangeRow]:
     """The rows of the table of what a rescaling does."""
-    shown = [c for c in folded(before_after) if c not in ("before", "after", "count", "notes")]
+    shown = [
+        c for c in fold_intervals(before_after) if c not in ("before", "after", "count", "notes")
+    ]
     found = []
     for measure in before_after.index:
         before, after = (coefficient(before_after, measure, time) for time in ("before", "after"))
@@ -165,7 +167,7 @@ def change_rows(before_after: pd.DataFrame, notes: Sequence[str] = ()) -> list[C
 
 def _became(before: Coefficient | None, after: Coefficient | None) -> tuple[str, str]:
     """What became of a correlation: how, and in words."""
-    if before is None or after is None or not (before.known and after.known):
+    if before is None or after is None or not (before.is_known and after.is_known):
         return "unknown", "cannot be told"
     change = after.value - before.value
     if abs(change) < _SAME:
@@ -203,13 +205,13 @@ def pool_headline(
     points: Points, correlations: pd.DataFrame, changes: Sequence[ChangeRow]
 ) -> PoolHeadline:
     """What to say first."""
-    counted, total = int(points.counted.sum()), len(points.frame)
+    counted, total = int(points.in_statistics.sum()), len(points.frame)
     cards = [PoolCard("networks", f"{counted} of {total}", "", "enter the statistics")]
     column = spoken_coefficient(correlations)
     found: dict[str, Coefficient] = {}
     if column is not None:
         rows = {str(name): coefficient(correlations, name, column) for name in correlations.index}
-        known = {n: item for n, item in rows.items() if item and item.known}
+        known = {n: item for n, item in rows.items() if item and item.is_known}
         found = dict(sorted(known.items(), key=lambda pair: -pair[1].value))
     answer: list[str] = []
     if column is not None and found:
@@ -226,19 +228,19 @@ def _followers(found: dict[str, Coefficient], what: str, target: str) -> list[st
     judged = {name: item for name, item in found.items() if item.follows is not None}
     if not judged:
         told = [f"{name} {item.text}" for name, item in found.items()]
-        return [f"{what} with {target}: {shortened(told, _MOST_NAMES)}."]
+        return [f"{what} with {target}: {shorten(told, _MOST_NAMES)}."]
     yes = [f"{name} {item.text}" for name, item in judged.items() if item.follows]
     no = [f"{name} {item.text}" for name, item in judged.items() if not item.follows]
     lines = []
     if yes:
         lines.append(
-            f"{_counted(len(yes), len(judged))} {_verb(len(yes), 'follow')} {target} (the interval "
-            f"of the {what} lies above 0): {shortened(yes, _MOST_NAMES)}."
+            f"{_count_text(len(yes), len(judged))} {_verb(len(yes), 'follow')} {target} (the "
+            f"interval of the {what} lies above 0): {shorten(yes, _MOST_NAMES)}."
         )
     if no:
         lines.append(
-            f"{_counted(len(no), len(judged))} {_verb(len(no), 'do')} not, as far as these "
-            f"networks tell: {shortened(no, _MOST_NAMES)}."
+            f"{_count_text(len(no), len(judged))} {_verb(len(no), 'do')} not, as far as these "
+            f"networks tell: {shorten(no, _MOST_NAMES)}."
         )
     return lines
 
@@ -253,20 +255,20 @@ def _changes(changes: Sequence[ChangeRow]) -> list[str]:
         names = [row.measure for row in kinds["same"]]
         lines.append(
             "After every network was randomly rescaled, which changes no output, "
-            f"{_counted(len(names), total).lower()} {_verb(len(names), 'correlate')} with the "
-            f"target as before: {shortened(names, _MOST_NAMES)}."
+            f"{_count_text(len(names), total).lower()} {_verb(len(names), 'correlate')} with the "
+            f"target as before: {shorten(names, _MOST_NAMES)}."
         )
     if kinds["apart"]:
         told = [_from_to(row) for row in kinds["apart"]]
         lines.append(
-            f"{_counted(len(told), total)} {_verb(len(told), 'fall')} apart under the rescaling "
-            f"(the interval lay above 0 and no longer does): {shortened(told, _MOST_NAMES)}."
+            f"{_count_text(len(told), total)} {_verb(len(told), 'fall')} apart under the rescaling "
+            f"(the interval lay above 0 and no longer does): {shorten(told, _MOST_NAMES)}."
         )
     if kinds["moved"]:
         told = [_from_to(row) for row in kinds["moved"]]
         lines.append(
-            f"{_counted(len(told), total)} {_verb(len(told), 'change')} under the rescaling: "
-            f"{shortened(told, _MOST_NAMES)}."
+            f"{_count_text(len(told), total)} {_verb(len(told), 'change')} under the rescaling: "
+            f"{shorten(told, _MOST_NAMES)}."
         )
     return lines
 
@@ -295,7 +297,7 @@ def _from_to(row: ChangeRow) -> str:
     return f"{row.measure} from {row.before.number.shown} to {row.after.text}"
 
 
-def _counted(count: int, total: int) -> str:
+def _count_text(count: int, total: int) -> str:
     if count == total:
         return f"All {total} measures" if total > 1 else "The measure"
     return f"{count} of {total} measures"

@@ -29,12 +29,12 @@ _SHOWN = {"pearson": ("Pearson", 2), "kendall": ("Kendall", 1), "spearman": ("Sp
 
 def result_tables(result: PoolResult) -> list[Table]:
     """What was run and left out, then correlations and published numbers where there are any."""
-    nothing = ["Nothing can be said yet: no network counts."] if result.counted.empty else []
+    nothing = ["Nothing can be said yet: no network counts."] if result.included_frame.empty else []
     notes = (*describe_run(result), *describe_left_out(result), *nothing)
     tables = [Table(title=result.pool.question or result.pool.name, notes=tuple(notes))]
-    if result.counted.empty:
+    if result.included_frame.empty:
         return tables
-    if result.counted[result.pool.target].nunique() > 1:
+    if result.included_frame[result.pool.target].nunique() > 1:
         tables.append(_correlation_table(result))
     if result.pool.published:
         tables.append(_published_table(result))
@@ -57,7 +57,7 @@ def _correlation_table(result: PoolResult) -> Table:
 
 def _interval(frame: pd.DataFrame, row: str, column: str) -> Cell:
     found = coefficient(frame, row, column)
-    if found is None or not found.known:
+    if found is None or not found.is_known:
         return Cell("—")
     return Cell(found.text, found.value)
 
@@ -75,7 +75,7 @@ def describe_run(result: PoolResult) -> list[str]:
     if not isinstance(pool, Study):
         factors = f"; factors: {', '.join(pool.factor_names)}" if pool.factor_names else ""
         return [f"{count} checkpoints, measured on {_samples(pool.measured)}samples{factors}."]
-    recipe, varied = pool.recipe, pool.varied
+    recipe, varied = pool.recipe, pool.varying_fields
     network = "" if "network" in varied else f" {recipe.network}"
     width = (
         "" if recipe.width == 1 or "width" in varied else f" with {recipe.width:g} times the width"
@@ -83,7 +83,7 @@ def describe_run(result: PoolResult) -> list[str]:
     many = "" if "samples" in varied else _samples(recipe.samples)
     data = "" if "data" in varied else f" of {recipe.data}"
     factors = " × ".join(
-        f"{_counted(len(values), 'value')} of {' with '.join(name.split(', '))}"
+        f"{_count_text(len(values), 'value')} of {' with '.join(name.split(', '))}"
         for name, values in pool.factors.items()
     )
     seeds = pool.declaration()["seeds"]
@@ -91,11 +91,11 @@ def describe_run(result: PoolResult) -> list[str]:
     measured = f"; measured on {pool.measured:,} of them" if fewer else ""
     return [
         f"{count} networks{network}{width} on {many}training "
-        f"samples{data}{measured}: {factors}, {_counted(len(seeds), 'seed')}."
+        f"samples{data}{measured}: {factors}, {_count_text(len(seeds), 'seed')}."
     ]
 
 
-def _counted(many: int, what: str) -> str:
+def _count_text(many: int, what: str) -> str:
     """A number with what it counts."""
     return f"{many} {what}" if many == 1 else f"{many} {what}s"
 
@@ -110,7 +110,7 @@ def describe_left_out(result: PoolResult) -> list[str]:
     states = Counter(row["state"] for row in result.rows.values())
     lines = []
     if isinstance(result.pool, Study) and states[MISSED]:
-        recipe, varied = result.pool.recipe, result.pool.varied
+        recipe, varied = result.pool.recipe, result.pool.varying_fields
         goals = {
             "loss_goal": "a training loss of at most",
             "accuracy_goal": "a training accuracy of at least",
@@ -137,10 +137,12 @@ def describe_left_out(result: PoolResult) -> list[str]:
 
 def describe_confounders(result: PoolResult) -> list[str]:
     """Which scores go with the target on their own, so that a measure may only repeat them."""
-    counted, target = result.counted, result.pool.target
+    counted, target = result.included_frame, result.pool.target
     if counted[target].nunique() < 2:
         return []
-    varied = result.pool.varied if isinstance(result.pool, Study) else result.pool.factor_names
+    varied = (
+        result.pool.varying_fields if isinstance(result.pool, Study) else result.pool.factor_names
+    )
     found = {
         name: counted[name].corr(counted[target], method="spearman")
         for name in result.confounders

@@ -10,7 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from flatgauge.report.sections import shortened
+from flatgauge.report.sections import shorten
 
 if TYPE_CHECKING:
     from flatgauge.report.layer_bars import Choice
@@ -45,7 +45,9 @@ class Drawable(Protocol):
         """The numbers, plain."""
 
 
-def rendered(template: str, page: dict[str, Any], contents: dict[str, Any], *, drawn: bool) -> str:
+def render_page(
+    template: str, page: dict[str, Any], contents: dict[str, Any], *, drawn: bool
+) -> str:
     """Fill a template.
 
     Args:
@@ -68,7 +70,7 @@ def rendered(template: str, page: dict[str, Any], contents: dict[str, Any], *, d
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["shortened"] = shortened
+    environment.filters["shorten"] = shorten
     environment.filters["breakable"] = _breakable
     environment.filters["html"] = lambda table, links: Markup(table.to_html(links))
     environment.tests["number"] = lambda value: hasattr(value, "full")

@@ -93,7 +93,7 @@ def caveats_of(
     )
 
 
-def shortened(holders: Sequence[str], most: int = 4) -> str:
+def shorten(holders: Sequence[str], most: int = 4) -> str:
     """A few names, and how many more there are."""
     shown = ", ".join(holders[:most])
     return shown + (f" and {len(holders) - most} more" if len(holders) > most else "")
@@ -183,8 +183,8 @@ def _pattern_row(pattern: ScalePattern) -> tuple[Cell, ...]:
     return (
         Cell(pattern.site),
         Cell(str(pattern.scales), pattern.scales),
-        Cell(shortened(times, _MOST_TENSORS)),
-        Cell(shortened(over, _MOST_TENSORS)),
+        Cell(shorten(times, _MOST_TENSORS)),
+        Cell(shorten(over, _MOST_TENSORS)),
     )
 
 

@@ -269,7 +269,7 @@ def _print_grid(table: Table, console: Console) -> None:
     lines = []
     if any(column.group for column in table.columns):
         lines.append(Text(_group_line(table, widths), style="dim"))
-    heads = [_aligned(c.name, w, c.align) for c, w in zip(table.columns, widths, strict=True)]
+    heads = [_align(c.name, w, c.align) for c, w in zip(table.columns, widths, strict=True)]
     lines.append(Text(_GAP.join(heads).rstrip(), style="bold"))
     lines.append(Text(_GAP.join("─" * width for width in widths), style="dim"))
     for row in _rows_and_headings(table):
@@ -278,7 +278,7 @@ def _print_grid(table: Table, console: Console) -> None:
             continue
         line = Text()
         for cell, column, width in zip(row, table.columns, widths, strict=True):
-            line.append(_aligned(cell.plain, width, column.align), style=STYLES[cell.style])
+            line.append(_align(cell.plain, width, column.align), style=STYLES[cell.style])
             line.append(_GAP)
         line.rstrip()
         lines.append(line)
@@ -297,7 +297,7 @@ def _text_lines(table: Table) -> Iterator[str]:
             yield printable(row)
             continue
         parts = zip(row, widths, table.columns, strict=True)
-        aligned = (_aligned(cell.plain, width, column.align) for cell, width, column in parts)
+        aligned = (_align(cell.plain, width, column.align) for cell, width, column in parts)
         yield _GAP.join(aligned).rstrip()
 
 
@@ -335,7 +335,7 @@ def _fitting(table: Table, width: int | None, gap: int) -> list[Table]:
         if not any(priorities):
             first, *others = _widths(table)
             if first + gap + max(others, default=0) > width:
-                return [_stacked(table)]
+                return [_stack(table)]
             return list(_blocks(table, width, gap))
         # Of several least important ones the last goes first.
         drop = len(priorities) - 1 - priorities[::-1].index(max(priorities))
@@ -359,7 +359,7 @@ def _blocks(table: Table, width: int, gap: int) -> Iterator[Table]:
         places = places[count:]
 
 
-def _stacked(table: Table) -> Table:
+def _stack(table: Table) -> Table:
     """A table with one column: under the first cell of every row the others, with their names."""
     rows: list[tuple[Cell, ...]] = []
     sections = []
@@ -411,7 +411,7 @@ def _cell_width(text: str) -> int:
     return len(shown) + wide - sum(unicodedata.combining(char) > 0 for char in shown)
 
 
-def _aligned(text: str, width: int, align: str) -> str:
+def _align(text: str, width: int, align: str) -> str:
     """A text with spaces on the side that its column asks for."""
     shown, room = printable(text), max(width - _cell_width(text), 0)
     if align == "right":

@@ -99,7 +99,7 @@ class RayEngine:
         return max(1, int(self.cpus))
 
     @contextmanager
-    def connected(self, code: str | Path | None = None) -> Iterator[Any]:
+    def connect(self, code: str | Path | None = None) -> Iterator[Any]:
         """Connect to the cluster; several pools in one block share the connection.
 
         Args:
@@ -151,7 +151,7 @@ class RayEngine:
             RuntimeError: If no node can hold a task for as long as `wait`.
         """
         code = code_folder(references)
-        with self.connected(code) as ray:
+        with self.connect(code) as ray:
             sent = ray.get_runtime_context().runtime_env.get("working_dir")
             executor = _RayExecutor(ray, self, bool(sent))
             _wait_for_room(ray, self)

@@ -105,7 +105,7 @@ class PoolResult(Result):
         return pd.DataFrame(found, columns=["run", "measure", "layer", "value"])
 
     @cached_property
-    def counted(self) -> pd.DataFrame:
+    def included_frame(self) -> pd.DataFrame:
         """The networks that enter statistics: those whose training reached its goal."""
         frame = self.to_frame()
         return frame[frame["state"].isin(COUNTED)]
@@ -121,7 +121,7 @@ class PoolResult(Result):
         return [
             name
             for name in self.pool.confounders
-            if name in self.counted and self.counted[name].nunique() > 1
+            if name in self.included_frame and self.included_frame[name].nunique() > 1
         ]
 
     # -- statistics -----------------------------------------------------------------------------
@@ -132,7 +132,7 @@ class PoolResult(Result):
         from flatgauge.studies.statistics import correlation_table
 
         return correlation_table(
-            self.counted,
+            self.included_frame,
             measures=self.measures,
             target=self.pool.target,
             factors=self.pool.factor_names,
@@ -149,8 +149,8 @@ class PoolResult(Result):
         if rescaled is None:
             return None
         return before_after_table(
-            self.counted,
-            rescaled.loc[self.counted.index],
+            self.included_frame,
+            rescaled.loc[self.included_frame.index],
             measures=self.measures,
             target=self.pool.target,
         )
@@ -168,7 +168,7 @@ class PoolResult(Result):
         if not names:
             return pd.DataFrame()
         found = correlation_table(
-            self._with_layers(self.counted),
+            self._with_layers(self.included_frame),
             measures=list(names),
             target=self.pool.target,
             factors=self.pool.factor_names,
@@ -184,8 +184,8 @@ class PoolResult(Result):
             A frame with one row per combination of factors.
         """
         shown = ["train_loss", "train_accuracy", "test_accuracy", self.pool.target, *self.measures]
-        shown = [name for name in dict.fromkeys(shown) if name in self.counted]
-        grouped = self.counted.groupby(self.pool.factor_names, sort=False, dropna=False)
+        shown = [name for name in dict.fromkeys(shown) if name in self.included_frame]
+        grouped = self.included_frame.groupby(self.pool.factor_names, sort=False, dropna=False)
         found = grouped[shown].agg(["mean", "std"])
         found.insert(0, ("networks", ""), grouped.size())
         return found
@@ -198,7 +198,7 @@ class PoolResult(Result):
         """
         import pandas as pd
 
-        frame, rescaled = self._with_layers(self.counted), self.rescaled_frame()
+        frame, rescaled = self._with_layers(self.included_frame), self.rescaled_frame()
         rescaled = None if rescaled is None else rescaled.loc[frame.index]
         found = [
             (one.source, one.what, one.published, one.compute(frame, rescaled, self.pool.target))
@@ -231,7 +231,7 @@ class PoolResult(Result):
 
     def to_dict(self) -> dict[str, Any]:
         """What was found as plain values: the networks, and the tables of statistics."""
-        counted = not self.counted.empty
+        counted = not self.included_frame.empty
         tables = {
             "correlations": self.correlations if counted else None,
             "before_after": self.before_after if counted else None,
@@ -240,7 +240,7 @@ class PoolResult(Result):
             {
                 "name": self.pool.name,
                 "networks": len(self.rows),
-                "counted": len(self.counted),
+                "counted": len(self.included_frame),
                 "published": self.compare_published().to_dict(orient="records"),
                 **{name: _records(table) for name, table in tables.items()},
                 "runs": _records(self.to_frame()),
@@ -280,7 +280,7 @@ class PoolResult(Result):
             ValueError: If no network counts.
         """
         self.write_results()
-        if self.counted.empty:
+        if self.included_frame.empty:
             raise ValueError(
                 f"`{self.store.folder}` has no network that counts, so there is nothing to report; "
                 "`results.csv` in it says how training went. Resume the study if it is not done, "

@@ -86,7 +86,7 @@ class Study(NetworkPool):
         return [_fields(key)[0] for key in self.factors]
 
     @property
-    def varied(self) -> list[str]:
+    def varying_fields(self) -> list[str]:
         """All fields that differ by design, those that change together too."""
         return [name for key in self.factors for name in _fields(key)]
 
@@ -176,7 +176,9 @@ class Study(NetworkPool):
                 'values, as in {"batch": [8, 64]}.'
             )
         levels = [_levels(key, values) for key, values in self.factors.items()]
-        twice = sorted({name for name in self.varied if self.varied.count(name) > 1})
+        twice = sorted(
+            {name for name in self.varying_fields if self.varying_fields.count(name) > 1}
+        )
         if twice:
             raise ValueError(f"`factors` sets `{twice[0]}` twice; name every field once.")
         found: dict[str, Network] = {}

@@ -80,7 +80,7 @@ class Cloud:
     @property
     def axis_label(self) -> str:
         """What stands at the axis of `x`: also its scale, and what it does not show."""
-        text = _broken(self.label)
+        text = _break_label(self.label)
         if self.log:
             gap = "\n" if len(text.split("\n")[-1]) > _LONG else " "
             text = f"{text}{gap}(log scale)"
@@ -88,7 +88,7 @@ class Cloud:
         return text + (f"\n{missing} of {len(self.x)} not finite, not drawn" if missing else "")
 
 
-def _broken(label: str) -> str:
+def _break_label(label: str) -> str:
     """A label in two lines if it is long, broken where its words meet, near the middle."""
     places = [at + 1 for at, letter in enumerate(label) if letter in "_ " and at + 1 < len(label)]
     if len(label) <= _LONG or not places:

@@ -47,7 +47,7 @@ class Heights:
     beyond: NDArray[np.bool_]
     marks: Mapping[str, tuple[float, ...]]
 
-    def shown(self, scale: ColourScale) -> NDArray[np.float64]:
+    def heights_on(self, scale: ColourScale) -> NDArray[np.float64]:
         """The heights on a scale: nan where there are none, or where they lie beyond."""
         return np.where(self.beyond, np.nan, scale.height(self.values))
 
@@ -300,7 +300,7 @@ def add_bar(panels: Sequence[Axes], drawn: Any, scale: ColourScale, **look: Any)
 
 def _fill_panel(one: Heights, scale: ColourScale, ax: Axes) -> Any:
     """One panel."""
-    grid = np.ma.masked_invalid(one.shown(scale)).T  # The first direction goes to the right.
+    grid = np.ma.masked_invalid(one.heights_on(scale)).T  # The first direction goes to the right.
     end = "max" if scale.cut else "neither"
     filled = ax.contourf(
         one.ticks, one.ticks, grid, levels=_levels(scale), cmap=HEIGHTS, extend=end
@@ -327,7 +327,7 @@ def _fill_panel(one: Heights, scale: ColourScale, ax: Axes) -> Any:
 def _overlay(heights: Sequence[Heights], scale: ColourScale, ax: Axes) -> Axes:
     """Several in one panel, as lines."""
     for number, one in enumerate(heights):
-        grid = np.ma.masked_invalid(one.shown(scale)).T
+        grid = np.ma.masked_invalid(one.heights_on(scale)).T
         levels = _levels(scale, _LINE_LEVELS)
         look: dict[str, Any] = {"colors": colour(number), "linewidths": 1.2, "linestyles": "solid"}
         ax.contour(one.ticks, one.ticks, grid, levels=levels, **look)
@@ -380,7 +380,7 @@ def contours_figure(heights: Sequence[Heights], scale: ColourScale) -> Any:
         found.add_contour(
             x=one.ticks,
             y=one.ticks,
-            z=one.shown(scale).T,
+            z=one.heights_on(scale).T,
             contours={"start": levels[0], "end": levels[-1], "size": levels[1] - levels[0]},
             line={"width": 0.5, "color": "white"},
             coloraxis="coloraxis",
@@ -466,7 +466,7 @@ def plot_surfaces(heights: Sequence[Heights], scale: ColourScale, ax: Axes | Non
         drawn = panel.plot_surface(
             x,
             y,
-            scale.cut_off(one.shown(scale)),
+            scale.cut_off(one.heights_on(scale)),
             cmap=HEIGHTS,
             vmin=low,
             vmax=high,
@@ -502,7 +502,7 @@ def surfaces_figure(heights: Sequence[Heights], scale: ColourScale) -> Any:
         found.add_surface(
             x=one.ticks,
             y=one.ticks,
-            z=scale.cut_off(one.shown(scale)).T,
+            z=scale.cut_off(one.heights_on(scale)).T,
             coloraxis="coloraxis",
             contours={
                 "z": {

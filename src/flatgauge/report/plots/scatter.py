@@ -181,7 +181,7 @@ def plot_pairs(pairs: Sequence[tuple[Cloud, Cloud]], *, seed: int = 0) -> Figure
     Returns:
         The figure: one row for each pair.
     """
-    return plot_panels(_headed(pairs), columns=2, seed=seed)
+    return plot_panels(_with_heads(pairs), columns=2, seed=seed)
 
 
 def pairs_figure(pairs: Sequence[tuple[Cloud, Cloud]], *, seed: int = 0) -> Any:
@@ -194,10 +194,10 @@ def pairs_figure(pairs: Sequence[tuple[Cloud, Cloud]], *, seed: int = 0) -> Any:
     Returns:
         The figure: one row for each pair.
     """
-    return panels_figure(_headed(pairs), columns=2, seed=seed)
+    return panels_figure(_with_heads(pairs), columns=2, seed=seed)
 
 
-def _headed(pairs: Sequence[tuple[Cloud, Cloud]]) -> list[Cloud]:
+def _with_heads(pairs: Sequence[tuple[Cloud, Cloud]]) -> list[Cloud]:
     return [
         replace(cloud, title=f"{head}\n{cloud.title}" if cloud.title else head)
         for pair in pairs

@@ -136,7 +136,7 @@ def confounding(
     x, y, given = frame[measure], frame[target], {name: frame[name] for name in confounders}
     drawing: dict[str, Any] = {"level": level, "resamples": resamples, "generator": generator}
 
-    def ranked(one: str, other: str) -> Statistic:
+    def rank_correlation(one: str, other: str) -> Statistic:
         pair = (one, other)
         return correlate(frame[one], frame[other], kind="spearman", names=pair, **drawing)
 
@@ -146,13 +146,13 @@ def confounding(
 
     each = {
         name: {
-            "with_target": ranked(name, target),
-            "with_measure": ranked(measure, name),
+            "with_target": rank_correlation(name, target),
+            "with_measure": rank_correlation(measure, name),
             "partial": partial([name]),
         }
         for name in confounders
     }
-    return Confounding(ranked(measure, target), each, partial(confounders))
+    return Confounding(rank_correlation(measure, target), each, partial(confounders))
 
 
 def _without_constants(ready: Sides, names: list[str]) -> tuple[Sides, list[str]]:

@@ -224,7 +224,7 @@ def conditional_information(
     ready = design.ready
     if ready.reason:
         return without_value(ready, chance=math.nan, chance_high=math.nan)
-    names = design.varied
+    names = design.varying_factors
     asked = [s for size in range(min(largest, len(names)) + 1) for s in combinations(names, size)]
     found, drawn, silent = {}, {}, []
     for chosen in asked:
@@ -233,7 +233,7 @@ def conditional_information(
             silent.append(" and ".join(f"`{name}`" for name in chosen))
             continue
         found[chosen] = cells.share(np.arange(ready.count))
-        orders = (cells.permuted(generator) for _ in range(permutations))
+        orders = (cells.permutation(generator) for _ in range(permutations))
         drawn[chosen] = np.array([cells.share(order) for order in orders])
     notes = ready.notes + tuple(
         f"given {given} the order of all pairs is certain: set left out" for given in silent
@@ -271,7 +271,7 @@ class Design:
     seeds: Codes | None
 
     @property
-    def varied(self) -> list[str]:
+    def varying_factors(self) -> list[str]:
         """The factors that have more than one level."""
         return [name for name, codes in self.factors.items() if len(set(codes.tolist())) > 1]
 
@@ -357,7 +357,7 @@ def check_columns(frame: pd.DataFrame, names: Sequence[str]) -> None:
 
 def _idle(design: Design, factor: str) -> str:
     """Why a factor has no pairs."""
-    if factor not in design.varied:
+    if factor not in design.varying_factors:
         return f"`{factor}` has one level only"
     return f"no two networks differ in `{factor}` alone"
 
@@ -407,7 +407,7 @@ class _Cells:
         self._pairs = np.triu_indices(len(measure), 1)
         cell = self._many * self._group[self._pairs[0]] + self._group[self._pairs[1]]
         # Nine outcomes in every cell: three of the measure, three of the target.
-        self._start = 9 * cell + 3 * self._compared(measure)
+        self._start = 9 * cell + 3 * self._compare(measure)
         counts = self._counts(np.arange(len(measure)))
         self.entropy = _sum(counts.sum((1, 2))) - _sum(counts.sum(1))
         #: Whether the settings leave the order of any pair open.
@@ -419,7 +419,7 @@ class _Cells:
         left = _sum(counts.sum(2)) - _sum(counts)
         return float(np.clip(1 - left / self.entropy, 0.0, 1.0))
 
-    def permuted(self, generator: np.random.Generator) -> Codes:
+    def permutation(self, generator: np.random.Generator) -> Codes:
         """An order that mixes the networks of each group among themselves."""
         order = np.empty(len(self._group), dtype=np.int64)
         mixed = np.lexsort((generator.random(len(order)), self._group))
@@ -428,14 +428,14 @@ class _Cells:
 
     def _counts(self, order: Codes) -> Array:
         """How often each outcome occurs, `(cells, measure, target)`, without ties of the target."""
-        outcome = self._start + self._compared(self._target[order])
+        outcome = self._start + self._compare(self._target[order])
         counts = np.bincount(outcome, minlength=9 * self._many**2)
         counts = counts.reshape(self._many, self._many, 3, 3)
         # The same pairs the other way round: networks change places, and so do the signs.
         counts = counts + counts.transpose(1, 0, 2, 3)[:, :, ::-1, ::-1]
         return counts.reshape(-1, 3, 3)[:, :, [0, 2]].astype(np.float64)
 
-    def _compared(self, values: Codes) -> Codes:
+    def _compare(self, values: Codes) -> Codes:
         """2 if the first network of a pair has more, 1 if they are equal, 0 if it has less."""
         one, other = values[self._pairs[0]], values[self._pairs[1]]
         return (one > other).astype(np.int64) + (one >= other)
