@@ -118,7 +118,7 @@ def test_extras_on_pages_exist():
     text = (ROOT / "pyproject.toml").read_text()
     section = text.partition("[project.optional-dependencies]")[2].partition("\n[")[0]
     extras = set(re.findall(r"^(\w+) = \[", section, re.MULTILINE))
-    assert {"data", "docs", "dev"} <= extras
+    assert {"docs", "dev"} <= extras
     for path in PAGES:
         for names in re.findall(r"(?:flatgauge|\.)\[([\w,]+)\]", path.read_text()):
             assert set(names.split(",")) <= extras, path.name

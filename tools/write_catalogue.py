@@ -3,7 +3,7 @@
     python tools/write_catalogue.py
 
 Run after a measure was added or its symbol, definition, invariances or cost were changed;
-`tests/cli/test_catalogue.py` compares the file with the registry.
+`tests/cli/test_cli.py` compares the file with the registry.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class Needs:
     """What a measure can share with others of the same loss, so that it is computed once.
 
     Attributes:
-        parts: Parts of the exact sweep; see `curvature.blocks.PARTS`.
+        parts: Parts of the exact sweep; see `curvature.sweep.accumulate.PARTS`.
         estimates: Whether the parts that cannot be swept are to be estimated.
         eigenvalues: Whether the sweep is to keep what the blocks' eigenvalues are computed from.
         products: Whether it shares Hessian products: the top eigenvector.
