@@ -13,12 +13,21 @@ GRAPHS: deque = deque(maxlen=64)
 
 #: Pages whose examples train or certify much: of the second tier (`make test-all`).
 LONG_PAGES = ("coming_from.md", "errata.md", "faq.md", "tour.md")
+#: Of the small networks of `tests/cases.py` and those of other people in `tests/wild`, these are of
+#: the first tier; tests of the others, which share their parts, are of the second.
+FIRST = {"mlp", "conv and max-pool", "residual with batch-norm", "proportional branches", "gelu"}
+FIRST |= {"attention", "resnet20_cifar10", "mobilenetv2_wd4", "gpt2", "vit"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the examples of long pages into the second tier."""
+    """Put long pages and further networks into the second tier."""
+    from cases import LAYER_CASES
+    from wild import WILD
+
+    second = {*LAYER_CASES, *WILD} - FIRST
     for item in items:
-        if item.path.name in LONG_PAGES:
+        values = item.callspec.params.values() if hasattr(item, "callspec") else ()
+        if item.path.name in LONG_PAGES or second & {v for v in values if isinstance(v, str)}:
             item.add_marker(pytest.mark.slow)
 
 

@@ -36,6 +36,7 @@ def tree() -> Tree:
     return Tree(ROOT / "src")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", CROSSED)
 def test_a_call_crosses_few_files(tree, call):
     crossed = tree.crossed(call)

@@ -204,6 +204,7 @@ def worker(rank: int, port: int, results) -> None:
     distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_two_processes_train_to_the_same_bits_and_the_first_measures():
     context = multiprocessing.get_context("spawn")
     results, port = context.SimpleQueue(), free_port()

@@ -203,6 +203,7 @@ def test_ctrl_c_ends_quietly(run):
     assert "Traceback" not in err
 
 
+@pytest.mark.slow
 def test_demo_is_the_whole_job(run, tmp_path):
     code, out, err = run("demo", "--threads", "1", "--html", str(tmp_path / "demo.html"))
     assert (code, err) == (0, "")

@@ -33,6 +33,7 @@ def test_save_holds_what_json_prints(folder, monkeypatch, capsys):
     assert list(fg.Report.from_json("kept.json")) == [QUICK[1], QUICK[3]]
 
 
+@pytest.mark.slow
 def test_ctrl_c_leaves_finished_measures_on_disk(folder):
     """A real process, stopped in its second measure."""
     words = ("--data", "data.npz", *QUICK, "--save", "kept.json")

@@ -58,6 +58,7 @@ def torchrun(tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_ranks_measure_together(torchrun, tmp_path, monkeypatch):
     names = ["kappa_max", "normalized_sharpness"]
     asked = [word for name in names for word in ("-m", name)]
@@ -79,6 +80,7 @@ def test_ranks_measure_together(torchrun, tmp_path, monkeypatch):
         )
 
 
+@pytest.mark.slow
 def test_a_rank_that_fails_ends_the_command_on_all(torchrun):
     failed = torchrun("measure", "nets.py:absent", "--data", "data.npz", "-m", "rho_max")
     assert failed.returncode != 0

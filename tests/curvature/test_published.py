@@ -14,6 +14,7 @@ from flatgauge import LossSurface
 MEASURES = ["kappa_sum", "kappa_trace_sum", "kappa_trace_max", "rho_max", "rho_sum"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "count"),
     [

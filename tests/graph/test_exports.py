@@ -132,6 +132,7 @@ def _patch(model):
     model.forward = lambda x: 2 * Net.forward(model, x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [_negate, _deepen, _fill, _replace, _close_over, _hook, _patch])
 def test_a_changed_model_is_exported_again(count, change):
     model = network()

@@ -155,6 +155,7 @@ def test_claimed_invariances_hold(name, case, certified):
     assert not [row for row in rows if row.verdict not in ("holds", "absent", *noisy)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", GROUPS)
 @pytest.mark.parametrize("name", MEASURES)
 def test_what_is_not_claimed_moves_somewhere(name, group, certified):

@@ -40,6 +40,7 @@ def test_trace_and_top_eigenvalue_are_those_of_the_dense_hessian(name):
     assert holds_smallest(top.details, spectrum[0].item())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mlp", "leaky relu with mse"])
 def test_estimates_agree_within_their_own_error_for_every_seed(name):
     case = build(name)

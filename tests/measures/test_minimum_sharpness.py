@@ -142,6 +142,7 @@ def test_weight_decay_adds_the_same_everywhere():
 # -- against real Hessians -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("measure", MEASURES)
 @pytest.mark.parametrize("name", FEW)
 def test_another_optimiser_finds_the_same(name, measure):

@@ -165,6 +165,7 @@ POOLS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pool", POOLS)
 def test_pools_agree_with_their_unrolled_matrices(pool):
     model = seeded(
@@ -385,6 +386,7 @@ def test_moving_weight_between_branches_is_seen_by_other_orders():
     assert abs(after[1] - before[1]) > 0.03 * before[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lenet", "resnet20", "resnet4b", "eran_9_200"])
 def test_published_networks_have_the_same_norm_after_rescaling(name):
     model, samples = zoo.trained(name), zoo.images(name, 2)

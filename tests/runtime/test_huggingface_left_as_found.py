@@ -90,6 +90,7 @@ def tensors_of(output: Any) -> list[Tensor]:
     return [tensor for part in parts or () for tensor in tensors_of(part)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hidden", [False, True], ids=["plain", "hidden states"])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_is_left_as_found(name, hidden):

@@ -137,6 +137,7 @@ def measured(case, budget, measures=""):
 
 @pytest.mark.slow
 @ON_LINUX
+@pytest.mark.slow
 def test_a_budget_is_kept_and_does_not_change_the_answer():
     quick = "hessian_trace,riemannian_trace,kappa_sum,rho_sum,normalized_sharpness,fisher_rao_norm"
     found = {}
@@ -165,6 +166,7 @@ ESTIMATED = "hessian_trace,rho_sum,kappa_trace_sum,normalized_sharpness"
 
 @pytest.mark.slow
 @ON_LINUX
+@pytest.mark.slow
 def test_estimates_by_many_vectors_stay_within_the_budget():
     # 1.1 million parameters: room for 26 vectors of their size, of which an estimate of the trace
     # alone could use 48 at once.
@@ -181,6 +183,7 @@ def test_89_million_parameters_stay_within_eight_gibibytes(measure):
     assert peak <= 1.2 * 8192
 
 
+@pytest.mark.slow
 def test_a_sweep_leaves_no_graph_behind():
     image = (torch.randn(6, 1, 8, 8), torch.arange(6))
     before = [nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()]

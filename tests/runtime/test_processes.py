@@ -43,6 +43,7 @@ def two():
     return ranks
 
 
+@pytest.mark.slow
 def test_three_ranks_give_the_numbers_of_one(three):
     for name in ("measures", "smooth"):
         expected = getattr(rank_programs, name)(None)
@@ -99,6 +100,7 @@ def test_a_rank_that_is_killed_is_named_and_leaves_whole_results(three):
     assert [path.name for path in place.parent.iterdir()] == [place.name]
 
 
+@pytest.mark.slow
 def test_two_ranks_give_the_numbers_of_one(two):
     sharded = rank_programs.sharded(None)
     plain = rank_programs.wrapped_models(None)["plain"]

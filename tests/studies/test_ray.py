@@ -42,6 +42,11 @@ def net():
     if folder and list(Path(folder).glob("*/rows.jsonl")):
         Path(folder, "stalled").touch()
         time.sleep(600)
+    folder, until = os.environ.get("TEST_WAITS"), time.monotonic() + 60
+    while folder and list(Path(folder).glob("*/rows.jsonl")) and time.monotonic() < until:
+        if Path(folder, "stalled").exists():  # The other node has its task.
+            break
+        time.sleep(0.02)
     return nn.Sequential(nn.Flatten(), hidden(), nn.ReLU(), nn.Linear(8, 10))
 
 def dying():
@@ -76,9 +81,9 @@ def cluster() -> Iterator[SimpleNamespace]:
 
     nodes = Cluster()
     try:
-        nodes.add_node(num_cpus=1, object_store_memory=STORE, include_dashboard=False)
-        stalls = {"TEST_STALLS": str(folder / "out")}
-        doomed = nodes.add_node(num_cpus=1, object_store_memory=STORE, env_vars=stalls)
+        out, settings = str(folder / "out"), {"num_cpus": 1, "object_store_memory": STORE}
+        nodes.add_node(**settings, include_dashboard=False, env_vars={"TEST_WAITS": out})
+        doomed = nodes.add_node(**settings, env_vars={"TEST_STALLS": out})
         own = folder / "own"
         write_own(own)
         with RayEngine(address=nodes.address, wait=30).connect(code=own):
@@ -284,6 +289,7 @@ def test_nobody_answers_at_an_address() -> None:
         engine.connect().__enter__()
 
 
+@pytest.mark.slow
 def test_the_folder_of_a_users_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "kit").mkdir()
     (tmp_path / "kit" / "nets.py").touch()

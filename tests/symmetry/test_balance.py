@@ -344,6 +344,7 @@ def test_weights_that_are_not_finite_have_no_balance():
 # -- real networks -------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lenet", "resnet20", "resnet2b"])
 def test_published_networks(name):
     model, inputs = trained(name), images(name, 4).inputs

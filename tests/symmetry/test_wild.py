@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -44,16 +43,6 @@ PATHLESS = {
 }
 
 
-# Networks built of the same parts as others here: FLATGAUGE_LONG=1 looks at them too.
-ALIKE = {
-    *("vgg11", "squeezeresnet_v1_1", "darknet_tiny", "diracnet18v2", "densenet22_k12_cifar10"),
-    *("resnet10", "resnext20_16x4d_cifar10", "wrn16_2_cifar10", "preresnetbc14b", "bam_resnet18"),
-    *("pyramidnet20_a48_cifar10", "dpn", "mobilenet_wd4", "shufflenetv2_wd2", "regnety002"),
-    *("hf_resnet", "albert", "hrnet_w18_small_v1", "bninception", "sqnxt", "vovnet27s"),
-}
-CHOSEN = [name for name in WILD if os.environ.get("FLATGAUGE_LONG") or name not in ALIKE]
-
-
 def numbers(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in model.state_dict().items()}
 
@@ -89,7 +78,7 @@ class Found:
     gauge: fg.symmetry.GaugeGroup
 
 
-@pytest.fixture(scope="module", params=CHOSEN)
+@pytest.fixture(scope="module", params=WILD)
 def found(request):
     network = WILD[request.param]
     model = network.model()

@@ -113,11 +113,11 @@ class RayEngine:
             ConnectionError: If there is no cluster at the address.
         """
         ray = import_ray()
+        address = self.address or os.environ.get("RAY_ADDRESS") or "local"
+        _check_address(address, self.wait)
         if ray.is_initialized():
             yield ray
             return
-        address = self.address or os.environ.get("RAY_ADDRESS") or "local"
-        _check_address(address, self.wait)
         settings: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
         if address == "local":
             settings["include_dashboard"] = False

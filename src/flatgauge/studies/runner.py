@@ -248,7 +248,7 @@ def local_workers(count: int) -> Iterator[Workers]:
     context = multiprocessing.get_context("spawn")  # A forked worker would inherit held locks.
     executor = ProcessPoolExecutor(count, mp_context=context, initializer=_start_worker)
     try:
-        with _ignoring_interrupts():
+        with _delayed_interrupts():
             for _ in range(count):  # Each starts a process, as none is idle yet.
                 executor.submit(int)
         yield Workers(executor, lambda: count)
@@ -275,21 +275,23 @@ class _InlineExecutor(Executor):
 
 
 @contextmanager
-def _ignoring_interrupts() -> Iterator[None]:
-    """Start processes within this: they ignore Ctrl-C also while they import."""
-    if threading.current_thread() is not threading.main_thread():
+def _delayed_interrupts() -> Iterator[None]:
+    """Start processes within this: they see no Ctrl-C while they import; here it comes afterwards."""
+    if not hasattr(signal, "pthread_sigmask"):  # Windows.
         yield
         return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _start_worker() -> None:
     """Prepare a worker: one thread, Ctrl-C left to the driver, end when the driver ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     set_threads(1)
     threading.Thread(target=_end_with_driver, daemon=True).start()
 
