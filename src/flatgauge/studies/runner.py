@@ -276,7 +276,7 @@ class _InlineExecutor(Executor):
 
 @contextmanager
 def _delayed_interrupts() -> Iterator[None]:
-    """Start processes within this: they see no Ctrl-C while they import; here it comes afterwards."""
+    """Start processes within this: they see no Ctrl-C while they import; it comes afterwards."""
     if not hasattr(signal, "pthread_sigmask"):  # Windows.
         yield
         return
