@@ -1,6 +1,7 @@
 # make demo   set up, train three networks on the digits, measure them, disguise one, write report.html
-# make test   set up, run the first tier of tests: every feature, claim and example, in minutes
-# make test-all  run the second tier: wild networks, long studies, memory, browsers, the site
+# make test   set up, run the first tier of tests, in minutes
+# make test-all  run the second tier: what every measure does not claim, further networks, long pages
+#             and studies, memory, the demo, the site
 # make lint   formatting, style and types
 # make bench  time everything beside peers, in gradients (see docs/performance.md); takes hours, and
 #             make bench BENCH=--quick minutes

@@ -55,7 +55,7 @@ def test_chains_of_imports_are_short(tree):
 
 
 def test_the_source_stays_small(tree):
-    advice = "write less, or raise the bound by what a new feature needs, in the same commit"
+    advice = "write less; only what a new feature needs may be added to the bound, in its commit"
     assert sum(module.lines for module in tree.files(LOWER)) <= LINES_BELOW, advice
     assert sum(module.lines for module in tree.files()) <= LINES, advice
     assert len(tree.files()) <= FILES, advice

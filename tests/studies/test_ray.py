@@ -23,7 +23,7 @@ from command_line import call
 from small_studies import TINY, tiny_study
 
 from flatgauge.studies import RayEngine, Study
-from flatgauge.studies.ray_engine import code_folder
+from flatgauge.studies.ray_engine import _compute_on_node, code_folder
 
 needs_ray = pytest.mark.skipif(
     find_spec("ray") is None, reason='needs Ray: pip install "flatgauge[ray]"'
@@ -250,6 +250,11 @@ def test_engines_that_there_are(tmp_path: Path) -> None:
         tiny_study().run(tmp_path, engine="dask")
     with pytest.raises(ValueError, match="`workers=2` are processes of this machine; on Ray as"):
         tiny_study().run(tmp_path, engine="ray", workers=2)
+
+
+def test_a_node_with_another_version_is_refused() -> None:
+    with pytest.raises(ImportError, match=r"the pool is run by 0\.0\.1; install the same version"):
+        _compute_on_node(lambda task: task, None, None, threads=1, version="0.0.1")
 
 
 def test_ray_is_an_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
